@@ -1,0 +1,42 @@
+"""Strict JSON: one parse, one truth. Duplicate keys, NaN and trailing text are refused.
+
+Python's parser keeps the last of two equal keys; another process may keep the first. A request whose
+`model` depends on who reads it must not get in.
+"""
+
+import json
+from typing import Any
+
+from loraplane_core.errors import InvalidJson
+
+MAX_DEPTH_MESSAGE = "the body is nested too deeply"
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body` (UTF-8). Raises InvalidJson, saying what is wrong and where."""
+    try:
+        value = json.loads(body.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise InvalidJson("the body is not UTF-8") from error
+    except RecursionError as error:
+        raise InvalidJson(MAX_DEPTH_MESSAGE) from error
+    except json.JSONDecodeError as error:
+        raise InvalidJson(f"the body is not valid JSON: {error.msg} at character {error.pos}") from error
+    except ValueError as error:  # Python refuses integers of more than 4300 digits
+        raise InvalidJson("the body holds a number too large to read") from error
+    if not isinstance(value, dict):
+        raise InvalidJson("the body must be a JSON object")
+    return value
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise InvalidJson(f"the key {key[:80]!r} appears twice", param=key[:80])
+        found[key] = value
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise InvalidJson(f"{name} is not JSON")

@@ -1,0 +1,17 @@
+"""Kubernetes group, labels, annotations and finalizers, one place; the local cluster uses the same."""
+
+GROUP = "loraplane.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+POOL_KIND = "BaseModelPool"
+ADAPTER_KIND = "LoRAAdapter"
+TENANT_KIND = "Tenant"
+
+LABEL_POOL = f"{GROUP}/pool"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY = "loraplane-operator"
+FIELD_MANAGER = "loraplane-operator"
+
+#: On EndpointSlices: the credential epoch that the gateway derives its engine credentials with.
+ANNOTATION_EPOCH = f"{GROUP}/credential-epoch"
+FINALIZER = f"{GROUP}/finalizer"
