@@ -109,7 +109,9 @@ def _write_tensor(tensor: ReaderTensor, target: Target, out: BinaryIO) -> None:
             values = dequantize(block, tensor.tensor_type)
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
-            raise ModelImportError("unsupported_model", f"{tensor.name}: quantisation {kind} is not supported") from error
+            raise ModelImportError(
+                "unsupported_model", f"{tensor.name}: quantisation {kind} is not supported"
+            ) from error
         out.write(to_bf16(values).tobytes())
 
 
