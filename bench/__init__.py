@@ -1,0 +1,1 @@
+"""Benchmarks: each prints JSON lines and names the command and the machine; peers run side by side."""
