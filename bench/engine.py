@@ -44,7 +44,7 @@ def main() -> None:
         else:
             assert python is not None
             command, environment = servers.vllm(
-                python, options.model, adapters, port, options.dtype, options.peer_slots
+                python, options.model, adapters, port=port, dtype=options.dtype, slots=options.peer_slots
             )
         with servers.serving(command, environment, port, work / f"{system}.log") as url:
             for name, models in CELLS.items():
