@@ -35,9 +35,9 @@ def key_id(key: str) -> str | None:
     return match.group(1)
 
 
-def digest(pepper: bytes, key: str) -> str:
-    """What is stored and looked up: 64 hexadecimal digits."""
-    return hmac.new(pepper, key.encode(), hashlib.sha256).hexdigest()
+def digest(pepper: bytes, key: str) -> bytes:
+    """What is stored and looked up: 32 bytes."""
+    return hmac.new(pepper, key.encode(), hashlib.sha256).digest()
 
 
 def checksum(text: str) -> str:
