@@ -1,0 +1,1 @@
+"""Postgres: engines, tables, scopes, roles, migrations. With the repositories, the only place that holds SQL."""
