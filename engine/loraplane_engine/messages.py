@@ -179,3 +179,10 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=
 
 
 FromCore = CoreReady | Scheduled | Output | RequestFailed | AdapterState | AdapterFailed | StepStats
+
+
+# One zmq message is a msgpack array of these, so that everything a step produced travels in one frame.
+# The server binds the endpoint before it starts the core; the core connects.
+encoder = msgspec.msgpack.Encoder()
+to_core_decoder = msgspec.msgpack.Decoder(list[ToCore])
+from_core_decoder = msgspec.msgpack.Decoder(list[FromCore])
