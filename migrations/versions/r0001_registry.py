@@ -15,7 +15,8 @@ _SQL = Path(__file__).parent.parent / "sql"
 def upgrade() -> None:
     # The driver's own cursor: the files hold several statements and literal percent signs.
     connection = op.get_bind().connection.driver_connection
-    assert connection is not None
+    if connection is None:
+        raise RuntimeError("the migration was given a closed connection")
     for part in ("tables", "triggers", "access"):
         connection.execute((_SQL / f"{revision}_{part}.sql").read_text())
 

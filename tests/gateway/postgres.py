@@ -30,7 +30,7 @@ _ENV = {"LC_ALL": "C.UTF-8", "PATH": os.defpath}
 
 @dataclass(frozen=True, slots=True)
 class PostgresServer:
-    """`url(database)` connects as the superuser, who is the owner of the schema."""
+    """`url(database)` connects as the superuser."""
 
     port: int
     password: str
@@ -94,7 +94,16 @@ def running_postgres() -> Iterator[PostgresServer]:
         if drop:
             os.chown(data, drop["user"], drop["group"])
             os.chown(password_file, drop["user"], drop["group"])
-        command = [install / "bin/initdb", "-D", data, "-U", "postgres", "-A", "scram-sha-256", "--no-sync"]
+        command: list[str | Path] = [
+            install / "bin/initdb",
+            "-D",
+            data,
+            "-U",
+            "postgres",
+            "-A",
+            "scram-sha-256",
+            "--no-sync",
+        ]
         command += ["--pwfile", password_file, "--encoding=UTF8", "--locale-provider=builtin"]
         command += ["--builtin-locale=C.UTF-8", "--locale=C.UTF-8"]
         subprocess.run(command, check=True, capture_output=True, timeout=60, cwd="/", env=_ENV, **drop)

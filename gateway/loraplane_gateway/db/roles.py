@@ -19,9 +19,6 @@ def create_roles(owner_url: str, *, registry_password: str, data_password: str) 
         for role, password in ((REGISTRY_ROLE, registry_password), (DATA_ROLE, data_password)):
             verifier = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256").decode()
             known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
-            verb = sql.SQL("ALTER" if known else "CREATE")
-            connection.execute(
-                sql.SQL("{} ROLE {} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOBYPASSRLS PASSWORD {}").format(
-                    verb, sql.Identifier(role), sql.Literal(verifier)
-                )
-            )
+            # An owner that is no superuser may only name these attributes while it creates the role.
+            head = "ALTER ROLE {} LOGIN" if known else "CREATE ROLE {} LOGIN NOSUPERUSER NOBYPASSRLS"
+            connection.execute(sql.SQL(head + " PASSWORD {}").format(sql.Identifier(role), sql.Literal(verifier)))

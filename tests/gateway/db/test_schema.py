@@ -33,6 +33,7 @@ def owner(database: Database) -> Iterator[psycopg.Connection]:
 def _psql(database: Database, statement: str) -> str:
     done = subprocess.run(
         [database.psql, "-v", "ON_ERROR_STOP=1", "-At", database.owner_url, "-c", statement],
+        check=False,
         capture_output=True,
         text=True,
         timeout=30,
@@ -221,10 +222,11 @@ def test_cursors_become_visible_in_their_order(database: Database, owner: psycop
     cursor = 0
     owner.autocommit = True
     while any(thread.is_alive() for thread in threads):
-        for cursor, kind, tenant in owner.execute(
+        for position, kind, tenant in owner.execute(
             "SELECT cursor, kind, tenant_id FROM changes WHERE cursor > %s ORDER BY cursor", (cursor,)
         ).fetchall():
             seen.add((kind, tenant))
+            cursor = position
     for thread in threads:
         thread.join(timeout=30)
     rest = owner.execute("SELECT kind, tenant_id FROM changes WHERE cursor > %s", (cursor,)).fetchall()
