@@ -181,8 +181,8 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=
 FromCore = CoreReady | Scheduled | Output | RequestFailed | AdapterState | AdapterFailed | StepStats
 
 
-# One zmq message is a msgpack array of these, so that everything a step produced travels in one frame.
-# The server binds the endpoint before it starts the core; the core connects.
+# A zmq message has one frame per message: what a step produced travels together. The server binds the
+# endpoint before it starts the core; the core connects.
 encoder = msgspec.msgpack.Encoder()
-to_core_decoder = msgspec.msgpack.Decoder(list[ToCore])
-from_core_decoder = msgspec.msgpack.Decoder(list[FromCore])
+to_core_decoder: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCore)
+from_core_decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
