@@ -1,0 +1,210 @@
+"""BaseModelPool: replicas of one base model under one engine configuration."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
+
+from loraplane_core.identity import PoolRef
+from loraplane_core.resources import uris
+from loraplane_core.resources.base import Digest, Model, Name, ObjectMeta, Report, Rule, rules
+from loraplane_core.resources.conditions import Condition
+from loraplane_core.resources.quantity import Quantity
+
+EngineDtype = Literal["auto", "float32", "bfloat16", "float16"]
+#: StatefulSet pods carry `<pool>-<hash of ten>` in a label of 63 characters.
+POOL_NAME_MAX = 52
+BASE_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$"
+
+BaseName = Annotated[str, Field(pattern=BASE_NAME_PATTERN, min_length=1, max_length=128)]
+_SET: JsonDict = {"x-kubernetes-list-type": "set"}
+
+
+def _base_uri(uri: str) -> str:
+    uris.base_location(uri)
+    return uri
+
+
+def _distinct(names: list[str]) -> list[str]:
+    if len(set(names)) != len(names):
+        raise ValueError("holds a name twice")
+    return names
+
+
+class BaseModelSource(Model):
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(uris.cel("self.uri", uris.BASE_PATTERN), f"baseModel.uri {uris.BASE_MESSAGE}", ".uri"),
+            Rule("!(self.name in self.aliases)", "baseModel.aliases must not repeat baseModel.name"),
+        )
+    )
+
+    name: BaseName
+    """The base's name, which clients may send as `model`."""
+    aliases: Annotated[list[BaseName], AfterValidator(_distinct)] = Field(
+        default=[], max_length=16, json_schema_extra=_SET
+    )
+    """Other names of the same weights, for example the one that adapters were trained under."""
+    uri: Annotated[str, AfterValidator(_base_uri), Field(min_length=1, max_length=uris.MAX_LENGTH)]
+    """Where the weights lie: file:PATH below the model root, or pvc://CLAIM/PATH (mounted read-only)."""
+    digest: Digest | None = None
+    """Digest of the base; a replica that finds another does not serve."""
+
+    @model_validator(mode="after")
+    def _aliases_differ(self) -> Self:
+        if self.name in self.aliases:
+            raise ValueError("aliases must not repeat name")
+        return self
+
+
+class Autoscaling(Model):
+    min: int = Field(ge=0, le=64)
+    """Fewest replicas."""
+    max: int = Field(ge=1, le=64)
+    """Most replicas."""
+    target_in_flight: int = Field(ge=1)
+    """Requests in flight per replica that are aimed at."""
+
+
+class EngineSpec(Model):
+    dtype: EngineDtype = "auto"
+    """Precision of weights and cache; auto is bfloat16 on a GPU and float32 on a CPU."""
+    max_model_len: int | None = Field(default=None, ge=1, le=1 << 20)
+    """Longest sequence in tokens; by default the base's own limit."""
+    max_batch_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
+    """Positions computed in one step."""
+    max_sequences: int | None = Field(default=None, ge=1, le=1 << 16)
+    """Requests running at once."""
+    adapter_memory: Quantity | None = None
+    """The most of device memory that adapters may take."""
+    host_cache: Quantity | None = None
+    """Host memory for adapters."""
+    disk_cache: Quantity | None = None
+    """Disk space for adapters."""
+    slots: int | None = Field(default=None, ge=1, le=1 << 16)
+    """Caps the adapters in device memory at once; by default only bytes decide."""
+    max_rank: int = Field(default=64, ge=1, le=1024)
+    """Largest rank an adapter may have."""
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    """CPU threads of one engine; by default its share of the CPUs."""
+
+
+class ResourceRequirements(Model):
+    limits: dict[str, int | str] = Field(default={})
+    """As in a container."""
+    requests: dict[str, int | str] = Field(default={})
+    """As in a container."""
+
+
+class PoolSpec(Model):
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule("self.baseModel == oldSelf.baseModel", "spec.baseModel is immutable: a new base is a new pool"),
+            Rule("!has(self.autoscaling)", "spec.autoscaling is not honoured yet; set spec.replicas"),
+        )
+    )
+
+    base_model: BaseModelSource
+    """The base that every replica serves. Immutable."""
+    runtime: Literal["Native"] = "Native"
+    """The engine."""
+    replicas: int = Field(default=1, ge=0, le=64)
+    """Number of engines."""
+    autoscaling: Autoscaling | None = None
+    """Bounds for a changing number of engines. Not honoured yet."""
+    engine: EngineSpec = EngineSpec()
+    """How each engine is configured."""
+    allowed_tenants: Annotated[
+        list[Name] | None,
+        AfterValidator(lambda names: names and _distinct(names)),
+        Field(min_length=1, max_length=256, json_schema_extra=_SET),
+    ] = None
+    """Tenants who may use the pool; by default all. One name makes it a dedicated pool."""
+    allowed_namespaces: Annotated[
+        list[Name] | None,
+        AfterValidator(lambda names: names and _distinct(names)),
+        Field(min_length=1, max_length=256, json_schema_extra=_SET),
+    ] = None
+    """Namespaces whose LoRAAdapters may refer to the pool; by default all."""
+    image: str | None = Field(default=None, min_length=1, max_length=512)
+    """Engine image; by default the chart's."""
+    resources: ResourceRequirements = ResourceRequirements()
+    """Resources of each engine's container."""
+    pod_template: dict[str, Any] | None = None
+    """Merge patch for the engines' pods; what it may set is limited by the chart's values."""
+
+    @model_validator(mode="after")
+    def _fixed_size(self) -> Self:
+        if self.autoscaling is not None:
+            raise ValueError("autoscaling is not honoured yet; set replicas")
+        return self
+
+
+class PoolCapacity(Report):
+    """Of all ready replicas together."""
+
+    slots: int = 0
+    """How many adapters of the pool's median size fit in device memory."""
+    adapter_bytes: int = 0
+    """Device memory that adapters may take."""
+    used_bytes: int = 0
+    """Device memory that adapters take."""
+    host_bytes: int = 0
+    """Host memory that adapters may take."""
+    kv_tokens: int = 0
+    """Tokens of KV cache that would fit with no adapter resident."""
+    kv_tokens_displaced: int = 0
+    """Tokens of KV cache that resident adapters displace."""
+
+
+class PoolAdapters(Report):
+    registered: int = 0
+    """Adapters that name this pool."""
+    ready: int = 0
+    """Those that are Ready."""
+    resident: int = 0
+    """Those resident on at least one replica."""
+
+
+class PoolStatus(Report):
+    conditions: list[Condition] = Field(
+        default=[], json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+    )
+    """Available, Progressing, Degraded."""
+    observed_generation: int = 0
+    """The metadata.generation this status describes."""
+    replicas: int = 0
+    """Engines that exist."""
+    ready_replicas: int = 0
+    """Engines that serve."""
+    selector: str = ""
+    """Label selector of the engines' pods, for the scale subresource."""
+    capacity: PoolCapacity = PoolCapacity()
+    """What fits, and what adapters cost."""
+    adapters: PoolAdapters = PoolAdapters()
+    """How many adapters the pool has."""
+    base_digest: str | None = None
+    """Digest of the base, learnt from an engine."""
+
+
+class BaseModelPool(Model):
+    """Replicas of one base model that serve the adapters trained for it."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            Rule(
+                "size(self.metadata.name) <= 52 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+                "metadata.name must be a DNS label of at most 52 characters",
+            )
+        )
+    )
+
+    api_version: Literal["loraplane.dev/v1alpha1"] = "loraplane.dev/v1alpha1"
+    kind: Literal["BaseModelPool"] = "BaseModelPool"
+    metadata: ObjectMeta
+    spec: PoolSpec
+    status: PoolStatus = PoolStatus()
+
+    @property
+    def ref(self) -> PoolRef:
+        return PoolRef(self.metadata.namespace, self.metadata.name)
