@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loraplane_cli.model_import import ModelImportError, import_gguf
-from loraplane_cli.model_import.weights import to_bf16
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from loraplane_cli.model_import import ModelImportError, import_gguf
+from loraplane_cli.model_import.weights import to_bf16
 from tests.cli.tiny_gguf import CHAT_TEMPLATE, hugging_face_weights, write_gguf
 
 TEXTS = ["the thesis is 1234 x12", " the\n\n  it's ü 漢 🙂", "<|im_start|>user\nis<|im_end|>"]
@@ -237,9 +237,7 @@ def test_an_import_killed_in_the_middle_leaves_no_half_model_and_the_next_one_su
     assert leftovers(target) == []
 
 
-def test_a_failing_disk_leaves_no_work_folder(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_disk_leaves_no_work_folder(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -1,5 +1,6 @@
 """The import itself: check, convert into a folder beside the target, rename. A reader never sees half a model."""
 
+import errno
 import json
 import os
 import shutil
@@ -59,13 +60,10 @@ def import_gguf(source: Path, target: Path, *, progress: Progress | None = None)
     if record is not None:
         return _imported(target, record, already_present=True)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _work_folder(target) as folder:
+    with _work_folder(target) as folder, _disk_refusals(target):
         record = _convert(gguf, digest, folder, target.name, report)
         _sync(folder)
-        try:
-            folder.rename(target)
-        except OSError as error:
-            raise ModelImportError("target_occupied", f"{target} appeared during the import ({error})") from error
+        folder.rename(target)
         _sync_directory(target.parent)
     return _imported(target, record, already_present=False)
 
@@ -91,6 +89,19 @@ def _complete_import(target: Path, digest: str) -> ImportRecord | None:
         if not path.is_file() or path.stat().st_size != size:
             raise ModelImportError("target_occupied", f"{target} is damaged: {name} is missing or of another size")
     return record
+
+
+@contextmanager
+def _disk_refusals(target: Path) -> Iterator[None]:
+    """The two failures of the file system that a person can mend; any other is reported as it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ModelImportError("disk_full", f"no space left for {target}") from error
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise ModelImportError("target_occupied", f"{target} appeared during the import") from error
+        raise
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ class GgufSource:
                     done += len(chunk)
                     progress(stage, done, self.size)
                     yield chunk
-            except (zipfile.BadZipFile, EOFError) as error:
+            except (zipfile.BadZipFile, zlib.error, EOFError) as error:
                 raise ModelImportError("truncated_file", f"{self.path}: the archive is damaged ({error})") from error
 
 
