@@ -105,7 +105,10 @@ class PutAdapter(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Pin(msgspec.Struct, kw_only=True, frozen=True):
+    """The operator's marks on a resident version. `warm` False: no longer wished, from now on only cache."""
+
     pinned: bool
+    warm: bool | None = None  # None leaves the mark as it is
 
 
 class Adapters(msgspec.Struct, kw_only=True, frozen=True):
