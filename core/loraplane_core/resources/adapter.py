@@ -167,15 +167,6 @@ class AdapterStatus(Report):
 class LoRAAdapter(Model):
     """A named LoRA adapter of one tenant, served by a BaseModelPool."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            Rule(
-                "size(self.metadata.name) <= 63 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
-                "metadata.name must be a DNS label of at most 63 characters",
-            )
-        )
-    )
-
     api_version: Literal["loraplane.dev/v1alpha1"] = "loraplane.dev/v1alpha1"
     kind: Literal["LoRAAdapter"] = "LoRAAdapter"
     metadata: ObjectMeta

@@ -75,7 +75,7 @@ class OwnerReference(Report):
 class ObjectMeta(Report):
     """The part of Kubernetes' ObjectMeta that Loraplane reads."""
 
-    name: str = Field(min_length=1, max_length=253)
+    name: Name
     namespace: Name = "default"
     uid: str = ""
     generation: int = 0

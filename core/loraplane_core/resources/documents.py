@@ -6,10 +6,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from loraplane_core.errors import InvalidParameter
-from loraplane_core.identity import NAME_MAX, is_name
 from loraplane_core.labels import ADAPTER_KIND, API_VERSION, POOL_KIND, TENANT_KIND
 from loraplane_core.resources.adapter import LoRAAdapter
-from loraplane_core.resources.pool import POOL_NAME_MAX, BaseModelPool
+from loraplane_core.resources.pool import BaseModelPool
 from loraplane_core.resources.tenant import Tenant
 
 Resource = Tenant | BaseModelPool | LoRAAdapter
@@ -44,16 +43,9 @@ def parse_document(document: object, *, where: str = "document") -> Resource:
     if model is None:
         raise InvalidParameter(f"{where}: kind must be one of {', '.join(_KINDS)}", param="kind")
     try:
-        resource = model.model_validate(dict(document), by_alias=True, by_name=False)
+        return model.model_validate(dict(document), by_alias=True, by_name=False)
     except ValidationError as error:
         raise _invalid(f"{where} ({_described(document)})", error) from error
-    limit = POOL_NAME_MAX if isinstance(resource, BaseModelPool) else NAME_MAX
-    if not is_name(resource.metadata.name) or len(resource.metadata.name) > limit:
-        raise InvalidParameter(
-            f"{where} ({_described(document)}): metadata.name: must be a DNS label of at most {limit} characters",
-            param="metadata.name",
-        )
-    return resource
 
 
 def check_update(old: Resource, new: Resource) -> None:

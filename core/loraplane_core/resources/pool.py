@@ -7,7 +7,7 @@ from pydantic.config import JsonDict
 
 from loraplane_core.identity import PoolRef
 from loraplane_core.resources import uris
-from loraplane_core.resources.base import Digest, Model, Name, ObjectMeta, Report, Rule, rules
+from loraplane_core.resources.base import NAME_PATTERN, Digest, Model, Name, ObjectMeta, Report, Rule, rules
 from loraplane_core.resources.conditions import Condition
 from loraplane_core.resources.quantity import Quantity
 
@@ -29,6 +29,10 @@ def _distinct(names: list[str]) -> list[str]:
     if len(set(names)) != len(names):
         raise ValueError("holds a name twice")
     return names
+
+
+#: Never empty: an empty list of who may would read like "nobody" and be taken for "all".
+NameSet = Annotated[list[Name], Field(min_length=1, max_length=256, json_schema_extra=_SET), AfterValidator(_distinct)]
 
 
 class BaseModelSource(Model):
@@ -114,17 +118,9 @@ class PoolSpec(Model):
     """Bounds for a changing number of engines. Not honoured yet."""
     engine: EngineSpec = EngineSpec()
     """How each engine is configured."""
-    allowed_tenants: Annotated[
-        list[Name] | None,
-        AfterValidator(lambda names: names and _distinct(names)),
-        Field(min_length=1, max_length=256, json_schema_extra=_SET),
-    ] = None
+    allowed_tenants: NameSet | None = None
     """Tenants who may use the pool; by default all. One name makes it a dedicated pool."""
-    allowed_namespaces: Annotated[
-        list[Name] | None,
-        AfterValidator(lambda names: names and _distinct(names)),
-        Field(min_length=1, max_length=256, json_schema_extra=_SET),
-    ] = None
+    allowed_namespaces: NameSet | None = None
     """Namespaces whose LoRAAdapters may refer to the pool; by default all."""
     image: str | None = Field(default=None, min_length=1, max_length=512)
     """Engine image; by default the chart's."""
@@ -187,21 +183,16 @@ class PoolStatus(Report):
     """Digest of the base, learnt from an engine."""
 
 
+class PoolMeta(ObjectMeta):
+    name: Annotated[str, Field(pattern=NAME_PATTERN, min_length=1, max_length=POOL_NAME_MAX)]
+
+
 class BaseModelPool(Model):
     """Replicas of one base model that serve the adapters trained for it."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            Rule(
-                "size(self.metadata.name) <= 52 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
-                "metadata.name must be a DNS label of at most 52 characters",
-            )
-        )
-    )
-
     api_version: Literal["loraplane.dev/v1alpha1"] = "loraplane.dev/v1alpha1"
     kind: Literal["BaseModelPool"] = "BaseModelPool"
-    metadata: ObjectMeta
+    metadata: PoolMeta
     spec: PoolSpec
     status: PoolStatus = PoolStatus()
 
