@@ -124,7 +124,7 @@ class ReplicaId(NamedTuple):
             len(parts) != 3
             or not is_name(parts[0])
             or not is_name(parts[1])
-            or not re.fullmatch(r"0|[1-9]\d{0,5}", parts[2])
+            or not re.fullmatch(r"0|[1-9][0-9]{0,5}", parts[2])
         ):
             raise InvalidName("a replica reads namespace/pool/ordinal")
         return cls(parts[0], parts[1], int(parts[2]))

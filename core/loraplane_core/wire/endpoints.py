@@ -70,7 +70,7 @@ def from_slice(manifest: dict[str, Any]) -> list[Endpoint]:
         epoch = int((metadata.get("annotations") or {}).get(ANNOTATION_EPOCH, "1"))
         owner = PoolRef(metadata["namespace"], pool)
         return [_endpoint(owner, ports, epoch, raw) for raw in manifest.get("endpoints") or []]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise InvalidName(f"malformed EndpointSlice: {error!r}") from error
 
 
