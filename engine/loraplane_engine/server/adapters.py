@@ -1,0 +1,368 @@
+"""Which adapters this engine holds, and the only way to bring one in or out.
+
+The core owns host and device; this owns disk, loading and tombstones, and merges both into one
+Residence per version. A version's digest never changes: another digest for a known ref is refused.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loraplane_core.errors import (
+    DeadlineExceeded,
+    DigestConflict,
+    LoraplaneError,
+    NotFound,
+    NotWarm,
+    Unavailable,
+    Withdrawn,
+    from_wire,
+)
+from loraplane_core.identity import AdapterId
+from loraplane_core.wire.engine import PutAdapter, Residence, ResidencyClass
+from loraplane_engine import messages as m
+from loraplane_engine.server.core_client import CoreClient
+from loraplane_engine.server.images import Image, ImageStore
+
+log = logging.getLogger(__name__)
+
+#: How long the core may take to map an image.
+CORE_LOAD_SECONDS = 30.0
+#: How long a request waits for a cold adapter.
+REQUEST_LOAD_SECONDS = 60.0
+#: Beyond an unload's drain time, for the core to abort and free.
+UNLOAD_GRACE_SECONDS = 5.0
+#: A failed load is not tried again for a request before this, doubled per failure in a row.
+BACKOFF_SECONDS = 1.0
+BACKOFF_LIMIT_SECONDS = 30.0
+#: Refs without weights here that are remembered: tombstones, and digests seen.
+MEMORY = 10_000
+
+#: (tier the load came from, seconds)
+LoadObserver = Callable[[str, float], None]
+
+
+@dataclass
+class _Entry:
+    id: AdapterId
+    core: m.AdapterState | None = None  # the core's last word; None = never given to it, or absent
+    loading: bool = False
+    since: float = field(default_factory=time.time)
+    message: str = ""
+    shown: ResidencyClass = "absent"
+
+    @property
+    def key(self) -> m.AdapterKey:
+        return m.AdapterKey(str(self.id.ref), self.id.digest)
+
+
+@dataclass
+class _Failure:
+    error: LoraplaneError
+    until: float
+    count: int
+
+
+class AdapterStore:
+    """`on_change` is called with every Residence that changed; it must not block."""
+
+    def __init__(
+        self,
+        core: CoreClient,
+        *,
+        on_change: Callable[[Residence], None],
+        on_load: LoadObserver,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._core = core
+        self._on_change = on_change
+        self._on_load = on_load
+        self._clock = clock
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._tombstones: OrderedDict[str, None] = OrderedDict()
+        self._failures: dict[str, _Failure] = {}
+        self._loads: dict[str, asyncio.Task[None]] = {}
+        self._answers: dict[m.AdapterKey, list[asyncio.Future[m.AdapterState]]] = {}
+        self._images: ImageStore | None = None
+
+    def attach(self, images: ImageStore) -> None:
+        """The disk tier exists once the core has told its layout."""
+        self._images = images
+        images.open()
+
+    def loading(self, digest: str) -> bool:
+        return any(entry.loading and entry.id.digest == digest for entry in self._entries.values())
+
+    def residences(self) -> list[Residence]:
+        return [self._residence(entry) for entry in self._entries.values() if entry.shown != "absent" or entry.message]
+
+    # -- for requests
+
+    async def ensure(self, adapter: AdapterId, size: int) -> bool:
+        """Make the adapter usable by the core; True when it had to be loaded. Raises why it cannot be."""
+        entry = self._entry(adapter)
+        if entry.core is not None:
+            return False
+        failure = self._failures.get(str(adapter.ref))
+        if failure is not None and str(adapter.ref) not in self._loads and self._clock() < failure.until:
+            raise failure.error
+        try:
+            async with asyncio.timeout(REQUEST_LOAD_SECONDS):
+                await self._load(entry, size, None, pinned=False, warm_wanted=False)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{adapter.ref} was not loaded within {REQUEST_LOAD_SECONDS:.0f} seconds") from error
+        return True
+
+    def lost(self, adapter: AdapterId) -> None:
+        """The core evicted it just before a request came."""
+        entry = self._entries.get(str(adapter.ref))
+        if entry is not None:
+            entry.core = None
+            self._show(entry)
+
+    # -- for the operator
+
+    async def put(self, adapter: AdapterId, wanted: PutAdapter) -> Residence:
+        """Idempotent; answers when warm. Raises NotWarm at the deadline, or why the load failed."""
+        self._tombstones.pop(str(adapter.ref), None)
+        entry = self._entry(adapter)
+        self._failures.pop(str(adapter.ref), None)
+        try:
+            async with asyncio.timeout(wanted.deadline_s):
+                if entry.core is None:
+                    await self._load(entry, wanted.bytes, None, pinned=wanted.pinned, warm_wanted=True)
+                await self._mark(entry, pinned=wanted.pinned, warm_wanted=True)
+        except TimeoutError as error:
+            raise NotWarm(f"{adapter.ref} was not warm within {wanted.deadline_s:g} seconds") from error
+        return self._residence(entry)
+
+    async def put_local(self, adapter: AdapterId, folder: Path) -> None:
+        """Standalone: an adapter named on the command line."""
+        entry = self._entry(adapter)
+        await self._load(entry, 0, folder, pinned=False, warm_wanted=True)
+
+    async def pin(self, adapter: AdapterId, pinned: bool) -> Residence:
+        if str(adapter.ref) not in self._entries:
+            raise NotFound(f"{adapter.ref} is not on this engine")
+        entry = self._entry(adapter)
+        if entry.core is None:
+            raise NotFound(f"{adapter.ref} is not warm on this engine")
+        async with asyncio.timeout(CORE_LOAD_SECONDS):
+            await self._mark(entry, pinned=pinned, warm_wanted=None)
+        return self._residence(entry)
+
+    async def delete(self, adapter: AdapterId, drain_s: float) -> Residence:
+        """Tombstone first, so that no new request gets in; then drain, free the memory and the disk."""
+        ref = str(adapter.ref)
+        entry = self._entries.get(ref)
+        if entry is not None and entry.id.digest != adapter.digest:
+            raise _conflict(adapter, entry)
+        self._bury(ref)
+        if entry is None:
+            return Residence(ref=ref, digest=adapter.digest, residency="absent")
+        load = self._loads.get(ref)
+        if load is not None:
+            load.cancel()
+            await asyncio.wait([load])
+        if entry.core is not None:
+            await self._unload(entry, drain_s)
+        if not any(each.id.digest == adapter.digest for each in self._entries.values() if each is not entry):
+            self._disk.remove(adapter.digest)
+        entry.message = ""
+        self._show(entry)
+        self._entries.pop(ref, None)
+        return self._residence(entry)
+
+    # -- from the core
+
+    def core_said(self, message: m.AdapterState | m.AdapterFailed) -> None:
+        for future in self._answers.pop(message.key, []):
+            if future.done():
+                continue
+            if isinstance(message, m.AdapterFailed):
+                status = 503 if message.code in _TEMPORARY else 422
+                body = {"error": {"code": message.code, "message": message.message}}
+                future.set_exception(from_wire(status, body))
+            else:
+                future.set_result(message)
+        entry = self._entries.get(message.key.ref)
+        if entry is None or entry.id.digest != message.key.digest:
+            if isinstance(message, m.AdapterState) and message.residency != "absent":
+                # Withdrawn while the core was mapping it: nobody holds it, so it must not stay.
+                self._core.send(m.UnloadAdapter(key=message.key, drain_s=0))
+            return
+        if isinstance(message, m.AdapterFailed):
+            entry.message = message.message
+        else:
+            entry.core = message if message.residency != "absent" else None
+        self._show(entry, force=True)
+
+    async def close(self) -> None:
+        tasks = list(self._loads.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._images is not None:
+            await self._images.close()
+
+    # -- inside
+
+    @property
+    def _disk(self) -> ImageStore:
+        if self._images is None:
+            raise Unavailable("the model is still loading")
+        return self._images
+
+    def _entry(self, adapter: AdapterId) -> _Entry:
+        ref = str(adapter.ref)
+        if ref in self._tombstones:
+            raise Withdrawn(f"{ref} was withdrawn from this engine")
+        entry = self._entries.get(ref)
+        if entry is None:
+            entry = self._entries[ref] = _Entry(adapter)
+            self._show(entry)
+            self._forget_idle()
+        elif entry.id.digest != adapter.digest:
+            raise _conflict(adapter, entry)
+        self._entries.move_to_end(ref)
+        return entry
+
+    async def _load(self, entry: _Entry, size: int, folder: Path | None, *, pinned: bool, warm_wanted: bool) -> None:
+        """Join the load under way or begin one; the load outlives a waiter that gives up."""
+        ref = str(entry.id.ref)
+        task = self._loads.get(ref)
+        if task is None:
+            task = asyncio.create_task(self._run_load(entry, size, folder, pinned, warm_wanted))
+            self._loads[ref] = task
+            task.add_done_callback(lambda done: self._loaded(ref, entry, done))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and ref in self._tombstones:
+                raise Withdrawn(f"{ref} was withdrawn from this engine") from None
+            raise
+
+    async def _run_load(self, entry: _Entry, size: int, folder: Path | None, pinned: bool, warm_wanted: bool) -> None:
+        started = self._clock()
+        entry.loading, entry.message = True, ""
+        self._show(entry)
+        image = self._disk.find(entry.id.digest)
+        tier = "disk" if image is not None else "source"
+        if image is None:
+            image = await self._image(entry.id.digest, size, folder)
+        async with asyncio.timeout(CORE_LOAD_SECONDS), self._answer(entry.key) as answer:
+            self._core.send(m.LoadAdapter(key=entry.key, image=str(image.path), pinned=pinned, warm_wanted=warm_wanted))
+            await answer
+        self._on_load(tier, self._clock() - started)
+
+    async def _image(self, digest: str, size: int, folder: Path | None) -> Image:
+        if folder is not None:
+            return await self._disk.local(digest, folder)
+        return await self._disk.fetched(digest, size)
+
+    def _loaded(self, ref: str, entry: _Entry, task: "asyncio.Task[None]") -> None:
+        self._loads.pop(ref, None)
+        entry.loading = False
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            self._failures.pop(ref, None)
+        else:
+            known = error if isinstance(error, LoraplaneError) else Unavailable(f"loading {ref} failed")
+            if known is not error:
+                log.error("loading %s failed", ref, exc_info=error)
+            entry.message = known.message
+            count = self._failures[ref].count + 1 if ref in self._failures else 1
+            wait = min(BACKOFF_LIMIT_SECONDS, BACKOFF_SECONDS * 2 ** (count - 1))
+            self._failures[ref] = _Failure(known, self._clock() + wait, count)
+        self._show(entry, force=error is not None)
+
+    async def _mark(self, entry: _Entry, *, pinned: bool, warm_wanted: bool | None) -> None:
+        """Tell the core the marks, unless it has them already."""
+        state = entry.core
+        if state is None:
+            raise Unavailable(f"{entry.id.ref} was evicted while it was being marked", retry_after=1)
+        if state.pinned == pinned and warm_wanted in (None, state.warm_wanted):
+            return
+        async with self._answer(entry.key) as answer:
+            self._core.send(m.MarkAdapter(key=entry.key, pinned=pinned, warm_wanted=warm_wanted))
+            await answer
+
+    async def _unload(self, entry: _Entry, drain_s: float) -> None:
+        self._core.send(m.UnloadAdapter(key=entry.key, drain_s=drain_s))
+        try:
+            async with asyncio.timeout(drain_s + UNLOAD_GRACE_SECONDS):
+                while entry.core is not None:
+                    async with self._answer(entry.key) as answer:
+                        await answer
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{entry.id.ref} was not freed in time") from error
+
+    @asynccontextmanager
+    async def _answer(self, key: m.AdapterKey) -> "AsyncIterator[asyncio.Future[m.AdapterState]]":
+        """The core's next word about `key`."""
+        future: asyncio.Future[m.AdapterState] = asyncio.get_running_loop().create_future()
+        self._answers.setdefault(key, []).append(future)
+        try:
+            yield future
+        finally:
+            waiting = self._answers.get(key, [])
+            if future in waiting:
+                waiting.remove(future)
+            if not waiting:
+                self._answers.pop(key, None)
+
+    def _bury(self, ref: str) -> None:
+        self._tombstones[ref] = None
+        self._tombstones.move_to_end(ref)
+        while len(self._tombstones) > MEMORY:
+            self._tombstones.popitem(last=False)
+
+    def _forget_idle(self) -> None:
+        """Entries of adapters that are nowhere cost memory only; keep the newest."""
+        for ref in list(self._entries)[: max(0, len(self._entries) - MEMORY)]:
+            if self._entries[ref].shown == "absent" and ref not in self._loads:
+                del self._entries[ref]
+                self._failures.pop(ref, None)
+
+    def _class(self, entry: _Entry) -> ResidencyClass:
+        if entry.core is not None and entry.core.residency != "absent":
+            return entry.core.residency
+        if entry.loading:
+            return "loading"
+        return "disk" if self._images is not None and self._images.has(entry.id.digest) else "absent"
+
+    def _show(self, entry: _Entry, *, force: bool = False) -> None:
+        shown = self._class(entry)
+        if shown != entry.shown:
+            entry.shown, entry.since = shown, time.time()
+        elif not force:
+            return
+        self._on_change(self._residence(entry))
+
+    def _residence(self, entry: _Entry) -> Residence:
+        core = entry.core
+        return Residence(
+            ref=str(entry.id.ref),
+            digest=entry.id.digest,
+            residency=entry.shown,
+            bytes=core.bytes if core else 0,
+            rank=core.rank if core else 0,
+            pinned=core.pinned if core else False,
+            warm_wanted=core.warm_wanted if core else False,
+            in_use=core.in_use if core else 0,
+            since=entry.since,
+            message=entry.message,
+        )
+
+
+#: Reasons of the core that pass by themselves, so that a client should try again.
+_TEMPORARY = frozenset({"insufficient_memory", "unavailable", "image_broken", "engine_busy"})
+
+
+def _conflict(adapter: AdapterId, entry: _Entry) -> DigestConflict:
+    return DigestConflict(f"{adapter.ref} has digest {entry.id.digest[:12]} on this engine, not {adapter.digest[:12]}")

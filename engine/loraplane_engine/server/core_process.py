@@ -1,0 +1,58 @@
+"""The core process as a child: started, watched and ended here and nowhere else."""
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from loraplane_core.process import die_with_parent
+from loraplane_engine.options import CoreOptions
+
+#: The core is given this long to end by itself after Shutdown.
+STOP_SECONDS = 5.0
+
+
+def core_command(options: CoreOptions, endpoint: str) -> list[str]:
+    return [sys.executable, "-m", "loraplane_engine.core", endpoint, msgspec.json.encode(options).decode()]
+
+
+class CoreProcess:
+    """Owns the child and the private folder of its ipc socket."""
+
+    def __init__(self) -> None:
+        # A unix socket's path is limited to about 107 bytes, so not below a deep TMPDIR.
+        base = tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp"  # noqa: S108 - mkdtemp is 0700
+        self._folder = Path(tempfile.mkdtemp(prefix="lpe-", dir=base))
+        self.endpoint = f"ipc://{self._folder}/core"
+        self._child: asyncio.subprocess.Process | None = None
+
+    async def start(self, command: list[str]) -> None:
+        # Must run in the main thread: the kernel ties the death signal to the thread that forks.
+        self._child = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            preexec_fn=die_with_parent(signal.SIGKILL),
+        )
+
+    async def wait(self) -> int:
+        """The child's exit status, once it has ended."""
+        if self._child is None:
+            raise RuntimeError("the core was never started")
+        return await self._child.wait()
+
+    async def stop(self) -> None:
+        """Wait for the child to end by itself, then make it; removes the socket's folder."""
+        if self._child is not None and self._child.returncode is None:
+            try:
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self._child.wait()
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    self._child.kill()
+                await self._child.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
