@@ -35,6 +35,9 @@ _MAX_REGEXES = 32
 _MAX_QUANTIFIERS = 3
 _MAX_GROUPS = 2
 _QUANTIFIER = re.compile(r"[*+?{]")
+_COSTLY_GROUP = re.compile(r"\)\s*[*+?{]|\(\?")
+# Python keeps these forms inside a set for a later meaning and warns.
+_AMBIGUOUS_SET = re.compile(r"\[[^\]]*(\[|--|&&|~~|\|\|)")
 
 
 class Site(NamedTuple):
@@ -152,7 +155,8 @@ def _compiled(key: str, field: str) -> re.Pattern[str]:
         len(key) > _PATTERN_LENGTH
         or len(_QUANTIFIER.findall(key)) > _MAX_QUANTIFIERS
         or key.count("(") > _MAX_GROUPS
-        or re.search(r"\)\s*[*+?{]|\(\?", key) is not None
+        or _COSTLY_GROUP.search(key) is not None
+        or _AMBIGUOUS_SET.search(key) is not None
     )
     if not refused:
         try:
