@@ -3,15 +3,22 @@
 The snapshot is everything that resolving a request needs, as immutable values; it is replaced whole.
 """
 
+import asyncio
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
+import psycopg
 from sqlalchemy import text
 
 from loraplane_core.identity import AdapterId, AdapterRef, PoolRef
+from loraplane_gateway.db.engine import CONNECT_SECONDS
 from loraplane_gateway.db.sessions import PLATFORM, Sessions, transaction
+
+CHANNEL = "loraplane_changes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,3 +176,30 @@ class ServingRepository:
         ]
         async with transaction(self._sessions, PLATFORM) as session:
             await session.execute(_ADD_USAGE, rows)
+
+
+class ChangeListener:
+    """A connection that hears of changes as they are committed."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        self._connection = connection
+
+    async def wait(self, seconds: float) -> None:
+        """Returns on the next notice, or after `seconds`. Raises psycopg.Error when the connection is lost."""
+        async for _ in self._connection.notifies(timeout=seconds, stop_after=1):
+            return
+
+
+@asynccontextmanager
+async def listening(database_url: str) -> AsyncIterator[ChangeListener]:
+    """Raises psycopg.Error, TimeoutError."""
+    async with asyncio.timeout(CONNECT_SECONDS + 1):
+        connection = await psycopg.AsyncConnection.connect(
+            database_url, autocommit=True, connect_timeout=CONNECT_SECONDS, application_name="loraplane-data-listen"
+        )
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            await connection.execute(f"LISTEN {CHANNEL}")
+        yield ChangeListener(connection)
+    finally:
+        await connection.close()

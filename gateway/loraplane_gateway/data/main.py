@@ -1,0 +1,122 @@
+"""`loraplane-gateway data`: settings, listeners, signals, ports file."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import uvicorn
+from prometheus_client import start_http_server
+from pydantic import ValidationError
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from loraplane_core.errors import InvalidRequest, error_object
+from loraplane_gateway.data.app import App, running
+from loraplane_gateway.data.settings import DataSettings
+
+log = logging.getLogger("loraplane.data")
+HEADERS_MAX = 64 << 10
+KEEP_ALIVE_SECONDS = 75
+BACKLOG = 2048
+
+
+class JsonH11Protocol(H11Protocol):
+    """h11 with refusals of malformed requests in our error form."""
+
+    def send_400_response(self, msg: str) -> None:
+        body = json.dumps(error_object(InvalidRequest("The HTTP request is malformed."))).encode()
+        head = (
+            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """Leaves signals to `serve`, so that a stop by SIGTERM ends with status 0."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        settings = DataSettings.model_validate({})  # from the environment
+    except ValidationError as error:
+        print(f"loraplane-gateway data: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    try:
+        asyncio.run(serve(settings))
+    except OSError as error:
+        print(f"loraplane-gateway data: cannot listen: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+async def serve(settings: DataSettings) -> None:
+    """Serves until SIGTERM or SIGINT. Raises OSError when an address cannot be had."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server((settings.host, settings.port), backlog=BACKLOG))
+        ports = {"data": listener.getsockname()[1]}
+        async with running(settings) as app:
+            if settings.metrics_port is not None:
+                ports["metrics"] = stack.enter_context(_metrics_listener(app, settings.host, settings.metrics_port))
+            server = make_server(app, settings)
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, _stop, server, app)
+            if settings.ports_file is not None:
+                write_ports(settings.ports_file, ports)
+            log.info("listening on %s, ports %s", settings.host, ports)
+            await server.serve(sockets=[listener])
+
+
+def make_server(app: App, settings: DataSettings) -> Server:
+    config = uvicorn.Config(
+        app,
+        http=JsonH11Protocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=HEADERS_MAX,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(settings.drain_timeout),
+    )
+    return Server(config)
+
+
+def _stop(server: Server, app: App) -> None:
+    app.draining = True
+    server.should_exit = True
+
+
+@contextmanager
+def _metrics_listener(app: App, host: str, port: int) -> Iterator[int]:
+    """The port. Metrics are answered by a thread, so that a scrape takes nothing from the loop."""
+    server, thread = start_http_server(port, addr=host, registry=app.metrics.registry)
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=5)
+
+
+def write_ports(path: Path, ports: dict[str, int]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(ports))
+    temporary.replace(path)

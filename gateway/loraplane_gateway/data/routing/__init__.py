@@ -1,0 +1,1 @@
+"""Which replica a request goes to: endpoints and `/state` streams in, a counted lease out."""

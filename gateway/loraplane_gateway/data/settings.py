@@ -1,0 +1,57 @@
+"""Settings of `loraplane-gateway data`: environment variables with the prefix LORAPLANE_."""
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from loraplane_core.credentials import read_key
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class DataSettings(BaseSettings):
+    """Read once at start, frozen; a bad value stops the start."""
+
+    model_config = SettingsConfigDict(env_prefix="LORAPLANE_", frozen=True, extra="ignore")
+
+    database_url: SecretStr = Field(description="postgresql:// URL of the role `data`")
+    redis_url: SecretStr | None = Field(None, description="redis:// URL; without it loads are this process's own")
+    key_pepper_file: Path = Field(description="hexadecimal pepper of the API keys, shared with the registry")
+    data_key_file: Path = Field(description="hexadecimal role key `data`: engine credentials derive from it")
+    state_key_file: Path = Field(description="hexadecimal role key `state`")
+    endpoints_dir: Path = Field(description="folder of EndpointSlice-shaped JSON files")
+    host: str = Field("127.0.0.1", description="address of the OpenAI port")
+    port: int = Field(8000, ge=0, le=65_535, description="0 takes a free one, see ports_file")
+    metrics_port: int | None = Field(None, ge=0, le=65_535, description="Prometheus listener; unset: none")
+    ports_file: Path | None = Field(None, description="JSON of the real ports, written atomically once listening")
+    max_body: int = Field(4 << 20, ge=1024, description="largest request body in bytes; more is 413")
+    max_response: int = Field(64 << 20, ge=1024, description="largest unstreamed answer of an engine in bytes")
+    max_in_flight: int = Field(1024, ge=1, le=100_000, description="requests in this process at once; more is 429")
+    body_timeout: Seconds = Field(30, description="for a client to send its body")
+    connect_timeout: Seconds = Field(2, description="for a connection to an engine")
+    silence_timeout: Seconds = Field(300, description="longest silence of an engine, before or between bytes")
+    request_timeout: Seconds = Field(1800, description="a whole request")
+    route_timeout: Seconds = Field(3, description="how long a request waits for a routable replica")
+    retries: int = Field(2, ge=0, le=10, description="further replicas tried before the first byte")
+    target_in_flight: int = Field(16, ge=1, description="requests of one adapter on one replica before it spreads")
+    key_ttl: Annotated[float, Field(gt=0, le=30)] = Field(20, description="a key is looked up again after this")
+    snapshot_limit: Seconds = Field(900, description="how long the last good registry snapshot serves without Postgres")
+    drain_timeout: Seconds = Field(20, description="for running requests at shutdown")
+
+    @field_validator("database_url", "redis_url", "key_pepper_file", "data_key_file", "state_key_file", "endpoints_dir")
+    @classmethod
+    def _not_blank(cls, value: SecretStr | Path | None) -> SecretStr | Path | None:
+        text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+        if not text.strip():
+            raise ValueError("must not be empty")
+        return value
+
+    @model_validator(mode="after")
+    def _keys_are_readable(self) -> Self:
+        for file in (self.key_pepper_file, self.data_key_file, self.state_key_file):
+            read_key(file)
+        if read_key(self.data_key_file) == read_key(self.state_key_file):
+            raise ValueError("data_key_file and state_key_file hold the same key; each role has its own")
+        return self
