@@ -57,7 +57,7 @@ class Tenants(msgspec.Struct, kw_only=True, frozen=True):
 
 class KeySpec(msgspec.Struct, kw_only=True, frozen=True):
     name: str = ""
-    scopes: list[KeyScope] = ["inference"]
+    scopes: list[KeyScope] = msgspec.field(default_factory=lambda: ["inference"])
     expires_at: str | None = None  # RFC 3339
 
 
