@@ -1,0 +1,86 @@
+"""`loraplane-operator local|kubernetes`: the composition root of the operator."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from loraplane_core import credentials
+from loraplane_operator import health, logs, settings
+from loraplane_operator.cluster.local import LocalCluster
+from loraplane_operator.reconcile import Reconciler
+
+log = logging.getLogger("loraplane_operator")
+
+
+def parse(arguments: Sequence[str]) -> settings.Local | settings.Kubernetes:
+    parser = argparse.ArgumentParser(prog="loraplane-operator", description="Reconciles pools and adapters.")
+    modes = parser.add_subparsers(dest="mode", required=True)
+    local = modes.add_parser("local", help="over a folder of YAML and the local supervisor")
+    kubernetes = modes.add_parser("kubernetes", help="over the Kubernetes API")
+    for mode in (local, kubernetes):
+        mode.add_argument("--registry-url", required=True, help="admin listener of the registry")
+        mode.add_argument("--artifacts-url", required=True, help="artifact listener, as engines reach it")
+        mode.add_argument("--master-key-file", type=Path, required=True, help="hexadecimal master key, mode 0600")
+        mode.add_argument("--host", default="127.0.0.1", help="of the health and metrics port")
+        mode.add_argument("--port", type=int, default=0, help="of the health and metrics port; 0 takes a free one")
+    local.add_argument("--folder", type=Path, required=True, help="YAML documents, read recursively")
+    local.add_argument("--state-dir", type=Path, default=Path(".loraplane"))
+    local.add_argument("--supervisor-socket", type=Path, required=True)
+    local.add_argument("--model-root", type=Path, required=True, help="file: bases lie below it")
+    kubernetes.add_argument("--namespace", action="append", required=True, dest="namespaces", help="may be repeated")
+    kubernetes.add_argument("--engine-image", required=True)
+    kubernetes.add_argument("--model-claim", required=True, help="claim mounted as the model root")
+    values = vars(parser.parse_args(arguments))
+    kind = settings.Local if values.pop("mode") == "local" else settings.Kubernetes
+    if "namespaces" in values:
+        values["namespaces"] = tuple(values["namespaces"])
+    try:
+        return kind(**values)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+async def run_local(options: settings.Local, master: bytes) -> None:
+    cluster = LocalCluster(
+        folder=options.folder,
+        state_dir=options.state_dir,
+        supervisor_socket=options.supervisor_socket,
+        model_root=options.model_root,
+    )
+    reconciler = _reconciler(cluster, options, master)
+    await _until_stopped(reconciler, options)
+
+
+def _reconciler(cluster: LocalCluster, options: settings.Common, master: bytes) -> Reconciler:
+    return Reconciler(cluster, registry_url=options.registry_url, master=master, artifacts_url=options.artifacts_url)
+
+
+async def _until_stopped(reconciler: Reconciler, options: settings.Common) -> None:
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, reconciler.stop)
+    async with health.serve(options.host, options.port, lambda: reconciler.passed_at) as port:
+        log.info("operator started", extra={"health_port": port})
+        await reconciler.run()
+    log.info("operator stopped")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    logs.configure()
+    try:
+        master = credentials.read_key(options.master_key_file)
+        if isinstance(options, settings.Local):
+            asyncio.run(run_local(options, master))
+    except ValueError as error:
+        log.critical("not started: %s", error)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""Carries out plans: dumb, idempotent, side by side. One action per lane at a time, a deadline on each,
+back-off per action; what succeeded a moment ago is not repeated before its effect can have been observed.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from loraplane_core import credentials
+from loraplane_core.errors import LoraplaneError, render
+from loraplane_core.identity import PoolRef
+from loraplane_core.wire.supervisor import EngineCredentials
+from loraplane_operator import metrics
+from loraplane_operator.actions import (
+    Action,
+    ActivateVersion,
+    ApplyWorkload,
+    ClaimAdapter,
+    DeleteWorkload,
+    Mark,
+    Register,
+    ReleaseClaim,
+    RemoveReport,
+    ReportPool,
+    RestartReplica,
+    SetFinalizer,
+    SetStatus,
+    Warm,
+    Withdraw,
+)
+from loraplane_operator.backoff import Backoff
+from loraplane_operator.cluster.port import Cluster
+from loraplane_operator.engines.fleet import Fleet
+from loraplane_operator.notebook import Notebook
+from loraplane_operator.registry.client import RegistryClient
+from loraplane_operator.words import Failure
+
+log = logging.getLogger(__name__)
+
+RETRY = Backoff(first=0.5, cap=30.0)
+#: The feed and /state show an effect well within this; until then an equal action would only repeat it.
+SETTLE_SECONDS = 1.0
+#: A bound over every deadline below it, so that no lane stays busy for ever.
+ACTION_SECONDS = 90.0
+_WIDTH = {"engine": 8, "object": 16, "status": 16, "report": 8, "workload": 8}
+
+
+class Executor:
+    """Owns the tasks of running actions. `wake` is called when one ends."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        registry: RegistryClient,
+        fleet: Fleet,
+        notebook: Notebook,
+        master: bytes,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster = cluster
+        self._registry = registry
+        self._fleet = fleet
+        self._notebook = notebook
+        self._master = master
+        self._wake = wake
+        self._clock = clock
+        self._lanes: dict[str, asyncio.Task[None]] = {}
+        self._settling: dict[Action, float] = {}
+        self._gates: dict[str, asyncio.Semaphore] = {}
+
+    def submit(self, actions: tuple[Action, ...]) -> float | None:
+        """Start what is due; returns when the next of the others becomes due, if time alone decides it."""
+        now = self._clock()
+        self._settling = {action: until for action, until in self._settling.items() if until > now}
+        due: list[float] = []
+        for action in actions:
+            failure = self._notebook.failures.get(action)
+            held = max(self._settling.get(action, 0.0), failure.retry_at if failure else 0.0)
+            if action.lane in self._lanes:
+                continue  # its end wakes the loop
+            if held > now:
+                due.append(held)
+            else:
+                self._start(action)
+        return min(due, default=None)
+
+    async def idle(self) -> None:
+        """Until nothing runs."""
+        while self._lanes:
+            await asyncio.wait(list(self._lanes.values()))
+
+    async def close(self) -> None:
+        for task in self._lanes.values():
+            task.cancel()
+        await asyncio.gather(*self._lanes.values(), return_exceptions=True)
+
+    def _start(self, action: Action) -> None:
+        task = asyncio.create_task(self._run(action), name=action.lane)
+        self._lanes[action.lane] = task
+        task.add_done_callback(lambda _: self._ended(action))
+
+    def _ended(self, action: Action) -> None:
+        del self._lanes[action.lane]
+        self._wake()
+
+    async def _run(self, action: Action) -> None:
+        kind = type(action).__name__
+        described = {"action": kind, "lane": action.lane, "why": action.why}
+        started = time.monotonic()
+        try:
+            async with self._gate(action), asyncio.timeout(ACTION_SECONDS):
+                await self._do(action)
+        except (LoraplaneError, TimeoutError) as error:
+            self._failed(action, error, described)
+        except Exception as error:
+            log.exception("an action broke", extra=described)
+            self._failed(action, error, described)
+        else:
+            metrics.ACTIONS.labels(kind, "ok").inc()
+            self._notebook.failures.pop(action, None)
+            self._settling[action] = self._clock() + SETTLE_SECONDS
+            log.info("done", extra={**described, "seconds": round(time.monotonic() - started, 3)})
+        finally:
+            metrics.PHASE_SECONDS.labels(kind).observe(time.monotonic() - started)
+
+    def _failed(self, action: Action, error: Exception, described: dict[str, str]) -> None:
+        metrics.ACTIONS.labels(described["action"], "failed").inc()
+        if isinstance(error, TimeoutError):
+            code, message = "deadline_exceeded", f"took longer than {ACTION_SECONDS:g} seconds"
+        else:
+            inner = render(error)[1]["error"]
+            code, message = inner["code"], inner["message"]
+        before = self._notebook.failures.get(action)
+        attempts = before.attempts + 1 if before else 1
+        retry_at = self._clock() + RETRY.delay(attempts)
+        self._notebook.failures[action] = Failure(code, message, attempts, retry_at)
+        log.warning("failed", extra={**described, "code": code, "error": message, "attempts": attempts})
+
+    def _gate(self, action: Action) -> asyncio.Semaphore:
+        """A bound per outside system; engines have one each, so that a hung one holds up nobody else."""
+        kind = action.lane.partition("/")[0]
+        key = f"engine/{action.replica}" if isinstance(action, Warm | Mark | Withdraw) else kind
+        if key not in self._gates:
+            self._gates[key] = asyncio.Semaphore(_WIDTH[kind])
+        return self._gates[key]
+
+    async def _do(self, action: Action) -> None:
+        match action:
+            case ApplyWorkload(spec=spec):
+                await self._cluster.apply(spec, self.credentials(spec.pool, spec.epoch))
+            case RestartReplica(spec=spec, ordinal=ordinal):
+                await self._cluster.apply(spec, self.credentials(spec.pool, spec.epoch))
+                await self._cluster.restart(spec.pool, ordinal)
+            case DeleteWorkload(pool=pool):
+                await self._cluster.delete(pool)
+            case SetStatus(ref=ref, uid=uid, status=status):
+                await self._cluster.patch_status(ref, uid, status)
+                self._notebook.status_written[uid] = self._clock()
+                for note in action.notes:
+                    await self._cluster.emit(note)
+            case SetFinalizer(ref=ref, uid=uid, present=present):
+                for note in action.notes:
+                    await self._cluster.emit(note)
+                await self._cluster.set_finalizer(ref, uid, present)
+            case Warm() | Mark() | Withdraw():
+                await self._engine(action)
+            case _:
+                await self._ask_registry(action)
+
+    async def _engine(self, action: Warm | Mark | Withdraw) -> None:
+        client = self._fleet.client(action.replica)
+        match action:
+            case Warm(id=id_, bytes=size, rank=rank, pinned=pinned):
+                if action.drift:
+                    metrics.DRIFT_FOUND.inc()
+                await client.warm(id_, size=size, rank=rank, pinned=pinned)
+                if action.drift:
+                    metrics.DRIFT_HEALED.inc()
+            case Mark(id=id_, pinned=pinned, warm=warm):
+                await client.mark(id_, pinned=pinned, warm=warm)
+            case Withdraw(id=id_, drain_s=drain_s):
+                await client.withdraw(id_, drain_s)
+
+    async def _ask_registry(
+        self, action: ReportPool | RemoveReport | ClaimAdapter | Register | ActivateVersion | ReleaseClaim
+    ) -> None:
+        book = self._notebook
+        match action:
+            case ReportPool(pool=pool, report=report):
+                await self._registry.report_pool(pool, report)
+                book.reports[pool] = report
+            case RemoveReport(pool=pool):
+                await self._registry.remove_pool(pool)
+                book.reports[pool] = None
+            case ClaimAdapter(uid=uid, request=request):
+                await self._registry.claim(uid, request)
+                book.claims.add(uid)
+            case Register(uid=uid, request=source):
+                book.registered[uid, source.source_hash] = await self._registry.register(uid, source)
+                book.registered_at[uid, source.source_hash] = self._clock()
+            case ActivateVersion(uid=uid, request=wanted):
+                await self._registry.activate(uid, wanted)
+            case ReleaseClaim(uid=uid, versions=versions):
+                await self._registry.release(uid, versions)
+                book.claims.discard(uid)
+                book.released.add(uid)
+
+    def credentials(self, pool: PoolRef, epoch: int) -> EngineCredentials:
+        """What engines of this epoch accept: it and, while rotating, the one before."""
+        epochs = [number for number in (epoch, epoch - 1) if number >= 1]
+
+        def accepted(role: credentials.Role) -> list[str]:
+            key = credentials.role_key(self._master, role)
+            return [credentials.engine_credential(key, pool, number) for number in epochs]
+
+        return EngineCredentials(
+            epoch=epoch,
+            data=accepted("data"),
+            state=accepted("state"),
+            admin=accepted("admin"),
+            fetch=accepted("fetch")[0],
+        )

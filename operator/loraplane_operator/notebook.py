@@ -1,0 +1,67 @@
+"""The mutable side of Memory: what answers taught, kept between passes and pruned by what the feed shows."""
+
+from collections.abc import Iterable
+
+from loraplane_core.identity import PoolRef
+from loraplane_core.wire.engine import ModelInfo
+from loraplane_core.wire.registry import PoolReport, Version
+from loraplane_operator.actions import Action, ActivateVersion, ClaimAdapter, Register
+from loraplane_operator.words import Engine, Failure, Memory, Plan, RegistryView, Residue
+
+
+class Notebook:
+    def __init__(self) -> None:
+        self.reports: dict[PoolRef, PoolReport | None] = {}
+        self.registered: dict[tuple[str, str], Version] = {}
+        self.registered_at: dict[tuple[str, str], float] = {}
+        self.claims: set[str] = set()
+        self.released: set[str] = set()
+        self.models: dict[PoolRef, ModelInfo] = {}
+        self.failures: dict[Action, Failure] = {}
+        self.residue_since: dict[Residue, float] = {}
+        self.status_written: dict[str, float] = {}
+
+    def view(self) -> Memory:
+        return Memory(
+            reports=dict(self.reports),
+            registered=dict(self.registered),
+            registered_at=dict(self.registered_at),
+            claims=frozenset(self.claims),
+            released=frozenset(self.released),
+            models=dict(self.models),
+            failures=dict(self.failures),
+            residue_since=dict(self.residue_since),
+            status_written=dict(self.status_written),
+        )
+
+    def reconnected(self) -> None:
+        """A new feed: the registry may be another one, or may have lost its latest writes."""
+        self.reports.clear()
+        self.claims.clear()
+        self.released.clear()
+
+    def tenant_changed(self, tenant: str) -> None:
+        """What was refused for this tenant may be allowed now; do not wait for the back-off."""
+        for action in list(self.failures):
+            if isinstance(action, ClaimAdapter | Register | ActivateVersion) and action.tenant == tenant:
+                del self.failures[action]
+
+    def learn(self, engines: Iterable[Engine], uids: frozenset[str], registry: RegistryView | None) -> None:
+        """Take over what engines told; drop what the feed has overtaken and objects that are gone (not in `uids`)."""
+        for engine in engines:
+            if engine.model is not None:
+                self.models[engine.replica.pool_ref] = engine.model
+        for key in [key for key in self.registered if key[0] not in uids]:
+            del self.registered[key], self.registered_at[key]
+        for uid in self.status_written.keys() - uids:
+            del self.status_written[uid]
+        if registry is not None:
+            shown = {entry.claim_uid for entry in registry.adapters.values()}
+            self.claims -= shown
+            self.released &= shown
+
+    def planned(self, plan: Plan, now: float) -> None:
+        """Failures of what is no longer planned are forgotten; residues keep the time they were first seen."""
+        planned = set(plan.actions)
+        self.failures = {action: failure for action, failure in self.failures.items() if action in planned}
+        self.residue_since = {residue: self.residue_since.get(residue, now) for residue in plan.residues}

@@ -1,0 +1,276 @@
+"""A LoRAAdapter's way: Claimed -> Ingested -> Validated -> Placed -> Ready, one function per phase.
+
+Each phase looks at the world, says what it finds and asks for at most one action. The first phase that
+does not hold gives Ready its reason, so `kubectl get` tells what an object waits for. Serving goes on
+meanwhile: warmth follows the registry's active version, whatever a new source does.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from loraplane_core.errors import reason_of
+from loraplane_core.resources.adapter import AdapterReplica, AdapterStatus
+from loraplane_core.resources.reasons import Reason
+from loraplane_core.wire.engine import WARM
+from loraplane_core.wire.registry import Activate, Adapter, ClaimRequest, RegisterSource, Source, Version
+from loraplane_operator.actions import Action, ActivateVersion, ClaimAdapter, Register, SetFinalizer
+from loraplane_operator.plan.conditions import Verdict, render
+from loraplane_operator.plan.deletion import plan_deletion
+from loraplane_operator.plan.notes import notes
+from loraplane_operator.plan.readiness import ready_verdict, replica_rows
+from loraplane_operator.plan.status import ObjectPlan, status_action
+from loraplane_operator.plan.wishes import Wish, holds_claim, refuse_placement, version_of
+from loraplane_operator.words import AdapterKey, AdapterObject, World
+
+#: A registered version that the feed does not show after this long is gone, not late.
+FEED_LAG_SECONDS = 5.0
+
+
+@dataclass
+class Findings:
+    """What the phases found so far; each phase appends its verdict and, perhaps, an action."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    version: Version | None = None  # the one the source was registered as
+
+    @property
+    def blocked(self) -> Verdict | None:
+        return next((verdict for verdict in self.verdicts if not verdict.holds), None)
+
+
+def plan_adapter(
+    world: World, obj: AdapterObject, found: Mapping[AdapterKey, Wish], warm: tuple[Action, ...]
+) -> ObjectPlan:
+    if obj.meta.deleting_since is not None:
+        return plan_deletion(world, obj)
+    if not obj.meta.finalized:
+        return ObjectPlan([SetFinalizer(obj.meta.ref, obj.meta.uid, present=True, why="new adapter")])
+    wish = found.get(obj.key) if holds_claim(world, obj) else None
+    findings = Findings()
+    for phase in (_claim, _ingest, _validate):
+        phase(world, obj, findings)
+    _activate(world, obj, findings)
+    _place(world, obj, findings, wish)
+    rows = replica_rows(world, wish, warm) if wish else []
+    findings.verdicts.append(ready_verdict(findings.blocked, wish, rows))
+    status = _status(world, obj, findings, wish, [row.report for row in rows])
+    write, due = status_action(world, obj.meta, obj.status, status, notes(obj, status))
+    return ObjectPlan(findings.actions + write, due)
+
+
+def _pending(kind: str, message: str) -> Verdict:
+    return Verdict(kind, "Unknown", Reason.PENDING, message)
+
+
+def _claim(world: World, obj: AdapterObject, findings: Findings) -> None:
+    findings.verdicts.append(_claim_verdict(world, obj, findings))
+
+
+def _claim_verdict(world: World, obj: AdapterObject, findings: Findings) -> Verdict:
+    if world.registry is None:
+        return Verdict("Claimed", "Unknown", Reason.REGISTRY_UNAVAILABLE, "the registry has not answered yet")
+    entry = world.registry.adapters.get(obj.key)
+    refusal = _refuse_claim(world, obj, entry)
+    if refusal is not None:
+        return Verdict("Claimed", "False", *refusal)
+    request = claim_request(obj)
+    held = holds_claim(world, obj)
+    if held and (entry is None or _claim_of(entry) == request):
+        return Verdict("Claimed", "True", Reason.CLAIMED, f"speaks for {obj.tenant}/{obj.adapter}")
+    if not held and world.memory.reports.get(obj.pool) is None:
+        return _pending("Claimed", f"pool {obj.pool} is not reported to the registry yet")
+    claim = ClaimAdapter(obj.meta.uid, request, why="edited" if held else "unclaimed")
+    findings.actions.append(claim)
+    failure = world.failure(claim)
+    if failure is not None:
+        return Verdict("Claimed", "False", failure.reason, failure.message)
+    if held:
+        return Verdict("Claimed", "True", Reason.CLAIMED, "the edit is on its way to the registry")
+    return _pending("Claimed", "asking the registry")
+
+
+def _refuse_claim(world: World, obj: AdapterObject, entry: Adapter | None) -> tuple[str, str] | None:
+    registry = world.registry
+    if registry is None or obj.tenant not in registry.tenants:
+        return Reason.TENANT_UNKNOWN, f"tenant {obj.tenant} does not exist; create it with `loraplane tenant create`"
+    if entry is not None and entry.claim_uid not in ("", obj.meta.uid) and not holds_claim(world, obj):
+        return Reason.CLAIMED_BY_OTHER, f"{obj.tenant}/{obj.adapter} is claimed by {entry.claim_ref}"
+    pool = world.pools.get(obj.pool)
+    if pool is None:
+        missing = Reason.POOL_NOT_FOUND, f"there is no BaseModelPool {obj.pool}"
+        return None if holds_claim(world, obj) else missing  # a claim held outlives its pool
+    if pool.allowed_tenants and obj.tenant not in pool.allowed_tenants:
+        return Reason.POOL_NOT_ALLOWED, f"pool {obj.pool} does not admit tenant {obj.tenant}"
+    namespace = obj.meta.ref.namespace
+    if pool.allowed_namespaces and namespace not in pool.allowed_namespaces:
+        return Reason.POOL_NOT_ALLOWED, f"pool {obj.pool} does not admit namespace {namespace}"
+    return None
+
+
+def claim_request(obj: AdapterObject) -> ClaimRequest:
+    return ClaimRequest(
+        ref=f"{obj.meta.ref.namespace}/{obj.meta.ref.name}",
+        tenant=obj.tenant,
+        adapter=obj.adapter,
+        pool=str(obj.pool),
+        warm_replicas=obj.warm_replicas,
+        pinned=obj.pinned,
+        owns_activation=obj.owns_activation,
+    )
+
+
+def _claim_of(entry: Adapter) -> ClaimRequest:
+    return ClaimRequest(
+        ref=entry.claim_ref,
+        tenant=entry.tenant,
+        adapter=entry.adapter,
+        pool=entry.pool,
+        warm_replicas=entry.warm_replicas,
+        pinned=entry.pinned,
+        owns_activation=entry.activation_owner == "object",
+    )
+
+
+def _ingest(world: World, obj: AdapterObject, findings: Findings) -> None:
+    if findings.blocked:
+        findings.verdicts.append(_pending("Ingested", "waits for the claim"))
+        return
+    known = world.memory.registered.get((obj.meta.uid, obj.source_hash))
+    if known is None:
+        request = RegisterSource(
+            source=Source(uri=obj.source_uri, digest=obj.source_digest), source_hash=obj.source_hash
+        )
+        register = Register(obj.meta.uid, obj.tenant, request, why="source not registered")
+        findings.actions.append(register)
+        failure = world.failure(register)
+        if failure is not None:
+            findings.verdicts.append(Verdict("Ingested", "False", failure.reason, failure.message))
+        else:
+            findings.verdicts.append(Verdict("Ingested", "False", Reason.PROGRESSING, "registering the source"))
+        return
+    findings.version = _current(world, obj, known)
+    findings.verdicts.append(_ingested(known, findings.version))
+
+
+def _current(world: World, obj: AdapterObject, known: Version) -> Version | None:
+    """The registered version as the feed has it now; None when it was removed."""
+    entry = world.registry.adapters.get(obj.key) if world.registry else None
+    shown = version_of(entry, known.version)
+    if shown is not None:
+        return shown
+    at = world.memory.registered_at.get((obj.meta.uid, obj.source_hash), world.now)
+    live = world.registry is not None and world.registry.live
+    return None if live and world.now > at + FEED_LAG_SECONDS else known
+
+
+def _ingested(known: Version, version: Version | None) -> Verdict:
+    if version is None:
+        gone = f"version {known.version} was removed from the registry; change spec.source to register another"
+        return Verdict("Ingested", "False", Reason.ADAPTER_WITHDRAWN, gone)
+    if version.state == "unverified":
+        return Verdict("Ingested", "False", Reason.UNVERIFIED, version.message)
+    if version.state == "pending_base":
+        waits = version.message or "waits for an engine to tell the base model's configuration"
+        return Verdict("Ingested", "False", Reason.PENDING_BASE, waits)
+    if version.state == "ingesting":
+        return Verdict("Ingested", "False", Reason.INGESTING, f"version {version.version} is being fetched and checked")
+    if version.state == "rejected" and not version.digest:
+        return Verdict("Ingested", "False", reason_of(version.reason or "artifact_rejected"), version.message)
+    return Verdict("Ingested", "True", Reason.INGESTED, f"version {version.version}, {version.bytes} bytes")
+
+
+def _validate(world: World, obj: AdapterObject, findings: Findings) -> None:
+    version = findings.version
+    if version is not None and version.state == "rejected":
+        reason = reason_of(version.reason or "artifact_rejected")
+        findings.verdicts.append(Verdict("Validated", "False", reason, version.message))
+    elif findings.blocked or version is None:
+        findings.verdicts.append(_pending("Validated", "waits for the artifact"))
+    else:
+        told = f"rank {version.rank}, base {version.base_model} by {version.base_evidence or 'declaration'}"
+        findings.verdicts.append(Verdict("Validated", "True", Reason.VALIDATED, told))
+
+
+def _activate(world: World, obj: AdapterObject, findings: Findings) -> None:
+    """An object that owns activation moves the pointer; needs no phase before it but the claim."""
+    entry = world.registry.adapters.get(obj.key) if world.registry else None
+    if obj.active_version is None or entry is None or not holds_claim(world, obj):
+        return
+    if entry.activation_owner != "object" or entry.active_version == obj.active_version:
+        return
+    wanted = version_of(entry, obj.active_version)
+    if wanted is not None and wanted.state == "validated":
+        request = Activate(version=obj.active_version, expect_active=entry.active_version)
+        findings.actions.append(ActivateVersion(obj.meta.uid, obj.tenant, request, why="spec.activeVersion"))
+
+
+def _place(world: World, obj: AdapterObject, findings: Findings, wish: Wish | None) -> None:
+    findings.verdicts.append(_placed(world, obj, findings, wish))
+
+
+def _placed(world: World, obj: AdapterObject, findings: Findings, wish: Wish | None) -> Verdict:
+    if not findings.verdicts[0].holds:
+        return _pending("Placed", "waits for the claim")
+    activation = _refuse_activation(world, obj, findings)
+    if activation is not None:
+        return activation
+    if wish is None:
+        if obj.pool not in world.pools:
+            return Verdict("Placed", "False", Reason.POOL_NOT_FOUND, f"there is no BaseModelPool {obj.pool}")
+        if findings.version is not None and findings.version.state == "validated":
+            refusal = refuse_placement(world, obj.pool, world.pools.get(obj.pool), findings.version)
+            if refusal is not None:
+                return Verdict("Placed", "False", *refusal)
+        return Verdict("Placed", "False", Reason.NOT_ACTIVATED, "no version is active")
+    if wish.refusal is not None:
+        return Verdict("Placed", "False", *wish.refusal)
+    if len(wish.replicas) < obj.warm_replicas:
+        few = f"warmReplicas is {obj.warm_replicas}, the pool has {len(wish.replicas)} replicas"
+        return Verdict("Placed", "False", Reason.NO_REPLICA, few)
+    names = ", ".join(str(replica) for replica in wish.replicas) or "nowhere, as asked"
+    return Verdict("Placed", "True", Reason.PLACED, f"version {wish.id.version} on {names}")
+
+
+def _refuse_activation(world: World, obj: AdapterObject, findings: Findings) -> Verdict | None:
+    if obj.splits_traffic:
+        message = "weights over several versions are not honoured yet; use activeVersion"
+        return Verdict("Placed", "False", Reason.NOT_ACTIVATABLE, message)
+    entry = world.registry.adapters.get(obj.key) if world.registry else None
+    if obj.active_version is None or entry is None or entry.active_version == obj.active_version:
+        return None
+    wanted = version_of(entry, obj.active_version)
+    if wanted is None:
+        return Verdict("Placed", "False", Reason.NOT_ACTIVATABLE, f"there is no version {obj.active_version}")
+    if wanted.state != "validated":
+        told = f"version {obj.active_version} is {wanted.state}"
+        return Verdict("Placed", "False", Reason.NOT_ACTIVATABLE, told)
+    for action in findings.actions:
+        failure = world.failure(action)
+        if isinstance(action, ActivateVersion) and failure is not None:
+            return Verdict("Placed", "False", failure.reason, failure.message)
+    return Verdict("Placed", "False", Reason.PROGRESSING, f"activating version {obj.active_version}")
+
+
+def _status(
+    world: World, obj: AdapterObject, findings: Findings, wish: Wish | None, replicas: list[AdapterReplica]
+) -> dict[str, Any]:
+    version = findings.version
+    ready = sum(row.residency in WARM for row in replicas)
+    rendered = render(findings.verdicts, obj.status, obj.meta.generation, world.now)
+    status = AdapterStatus(
+        observed_generation=obj.meta.generation,
+        version=version.version if version else None,
+        active_version=wish.id.version if wish else None,
+        base_model=version.base_model or None if version else None,
+        digest=version.digest or None if version else None,
+        rank=version.rank or None if version else None,
+        target_modules=version.target_modules if version else [],
+        bytes=version.bytes or None if version else None,
+        replicas=replicas,
+        ready_replicas=ready,
+        warm_replicas=obj.warm_replicas,
+        resident=f"{ready}/{obj.warm_replicas}",
+    ).to_wire()
+    return {**status, "conditions": rendered}

@@ -1,0 +1,84 @@
+"""Deleting a LoRAAdapter: engines drain and free it, the claim is released, the finalizer goes.
+
+Past the deadline the finalizer goes anyway; the claim it leaves behind is released by the rule for
+claims whose object no longer exists.
+"""
+
+from loraplane_core.identity import AdapterId
+from loraplane_core.resources.adapter import AdapterStatus
+from loraplane_core.resources.reasons import Reason
+from loraplane_operator.actions import Action, Note, ReleaseClaim, SetFinalizer, Withdraw
+from loraplane_operator.plan.conditions import Verdict, conditions_of, render
+from loraplane_operator.plan.status import ObjectPlan, status_action
+from loraplane_operator.plan.wishes import holds_claim
+from loraplane_operator.words import AdapterObject, World
+
+#: Requests in flight may finish within this.
+DRAIN_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
+
+
+def plan_deletion(world: World, obj: AdapterObject) -> ObjectPlan:
+    meta = obj.meta
+    if not meta.finalized or meta.deleting_since is None:
+        return ObjectPlan()  # it goes by itself
+    deadline = meta.deleting_since + DEADLINE_SECONDS
+    if world.now >= deadline:
+        note = Note(meta.ref, meta.uid, "Warning", Reason.DELETION_TIMED_OUT, "draining reached its deadline")
+        return ObjectPlan([SetFinalizer(meta.ref, meta.uid, present=False, why=note.message, notes=(note,))])
+    if world.registry is None:
+        return _wait(world, obj, "waits for the registry", [], deadline)
+    if not holds_claim(world, obj):
+        return ObjectPlan([SetFinalizer(meta.ref, meta.uid, present=False, why="nothing is left of it")])
+    withdrawals = _withdrawals(world, obj)
+    if withdrawals:
+        return _wait(world, obj, f"draining {len(withdrawals)} residences", withdrawals, deadline)
+    release = ReleaseClaim(meta.uid, obj.deletion_policy, why="object deleted")
+    failure = world.failure(release)
+    return _wait(world, obj, failure.message if failure else "releasing the claim", [release], deadline)
+
+
+def _withdrawals(world: World, obj: AdapterObject) -> list[Action]:
+    """Every version of it on every live engine. An engine that does not answer is not waited for: when it
+    comes back, what it still holds is known as withdrawn, or it is empty."""
+    found: list[Action] = []
+    for engine in world.engines.values():
+        for ref, residence in engine.residences.items():
+            if (ref.tenant, ref.adapter) == obj.key and residence.residency != "absent":
+                id_ = AdapterId(*ref, residence.digest)
+                found.append(Withdraw(engine.replica, engine.boot, id_, drain_s=DRAIN_SECONDS, why="object deleted"))
+    return found
+
+
+def _wait(world: World, obj: AdapterObject, message: str, actions: list[Action], deadline: float) -> ObjectPlan:
+    kept = [
+        Verdict(known.type, known.status, known.reason, known.message)
+        for known in conditions_of(obj.status)
+        if known.type not in ("Ready", "Deleting")
+    ]
+    verdicts = [
+        *kept,
+        Verdict("Ready", "False", Reason.DELETING, message),
+        Verdict("Deleting", "True", Reason.DELETING, message),
+    ]
+    rendered = render(verdicts, obj.status, obj.meta.generation, world.now)
+    before = AdapterStatus.model_validate(obj.status).to_wire()
+    status = {**before, "observedGeneration": obj.meta.generation, "conditions": rendered}
+    write, due = status_action(world, obj.meta, obj.status, status)
+    return ObjectPlan(actions + write, min(due or deadline, deadline))
+
+
+def plan_orphan_claims(world: World) -> list[Action]:
+    """Claims whose object no longer exists in the namespaces that this operator sees."""
+    registry = world.registry
+    if registry is None or not registry.live:
+        return []
+    alive = {obj.meta.uid for obj in world.adapters}
+    return [
+        ReleaseClaim(entry.claim_uid, "retain", why=f"object {entry.claim_ref} no longer exists")
+        for _, entry in sorted(registry.adapters.items())
+        if entry.claim_uid
+        and entry.claim_uid not in alive
+        and entry.claim_uid not in world.memory.released
+        and world.watched(entry.claim_ref.partition("/")[0])
+    ]

@@ -1,0 +1,179 @@
+"""The loop: wait for news -> observe -> plan -> execute. Event-driven; a timer only serves what time decides."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+
+from loraplane_core import credentials
+from loraplane_core.identity import PoolRef
+from loraplane_core.labels import ADAPTER_KIND, POOL_KIND
+from loraplane_operator import metrics
+from loraplane_operator.cluster.port import Cluster
+from loraplane_operator.engines.fleet import Fleet
+from loraplane_operator.execute import Executor
+from loraplane_operator.notebook import Notebook
+from loraplane_operator.plan import plan
+from loraplane_operator.plan.pools import EPOCH
+from loraplane_operator.registry.client import RegistryClient
+from loraplane_operator.registry.feed import Feed
+from loraplane_operator.words import World
+
+log = logging.getLogger(__name__)
+
+#: Volatile numbers in statuses, and anything whose news was lost, are looked at this often in quiet.
+RESYNC_SECONDS = 30.0
+#: News that comes in bursts is planned together.
+GATHER_SECONDS = 0.02
+_BROKEN_SECONDS = 1.0
+
+
+class Wakeup:
+    """News, coalesced: any number of `set` calls while nobody waits are one."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._event.wait()
+        await asyncio.sleep(GATHER_SECONDS)
+        self._event.clear()
+
+
+class Reconciler:
+    """One per process, whatever the cluster is. `run` ends after `stop`; it raises when a watcher broke."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        registry_url: str,
+        master: bytes,
+        artifacts_url: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._artifacts_url = artifacts_url
+        self._wakeup = Wakeup()
+        self._stopping = False
+        self._broken: Exception | None = None
+        self._notebook = Notebook()
+        self._http = httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=None))
+        client = RegistryClient(self._http, registry_url, credentials.operator_credential(master))
+        admin = credentials.role_key(master, "admin")
+        self._fleet = Fleet(self._http, lambda pool: _token(admin, pool), self.wake)
+        self._feed = Feed(
+            client,
+            wake=self.wake,
+            on_connect=self._notebook.reconnected,
+            on_tenant=self._notebook.tenant_changed,
+        )
+        self._executor = Executor(
+            cluster=cluster,
+            registry=client,
+            fleet=self._fleet,
+            notebook=self._notebook,
+            master=master,
+            wake=self.wake,
+            clock=clock,
+        )
+        self.passed_at = 0.0  # monotonic time of the last whole pass; 0 before the first
+
+    def wake(self) -> None:
+        self._wakeup.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.wake()
+
+    async def run(self) -> None:
+        self._cluster.subscribe(self.wake)
+        async with self._watching():
+            while not self._stopping:
+                due = await self._pass()
+                wait = RESYNC_SECONDS if due is None else due - self._clock()
+                await self._wakeup.wait(min(wait, RESYNC_SECONDS))
+        if self._broken is not None:
+            raise self._broken
+
+    @contextlib.asynccontextmanager
+    async def _watching(self) -> AsyncIterator[None]:
+        watchers = [
+            asyncio.create_task(self._cluster.run(), name="cluster"),
+            asyncio.create_task(self._feed.run(), name="feed"),
+        ]
+        for watcher in watchers:
+            watcher.add_done_callback(self._watcher_ended)
+        try:
+            yield
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+            await asyncio.gather(*watchers, return_exceptions=True)
+            await self._executor.close()
+            await self._fleet.close()
+            await self._http.aclose()
+
+    def _watcher_ended(self, task: asyncio.Task[None]) -> None:
+        """Watchers run as long as the loop; one that ends before is a defect that must not go unseen."""
+        if not task.cancelled():
+            log.critical("%s stopped watching", task.get_name(), exc_info=task.exception())
+            self._broken = RuntimeError(f"{task.get_name()} stopped watching")
+            self.stop()
+
+    async def _pass(self) -> float | None:
+        """One pass; returns when time alone makes the next one necessary."""
+        try:
+            with metrics.PHASE_SECONDS.labels("observe").time():
+                world = await self._observe()
+            if world is None:
+                return None
+            with metrics.PHASE_SECONDS.labels("plan").time():
+                planned = plan(world)
+            self._notebook.planned(planned, world.now)
+            due = self._executor.submit(planned.actions)
+        except Exception:
+            log.exception("a reconcile pass broke")
+            metrics.PASSES.labels("broken").inc()
+            return self._clock() + _BROKEN_SECONDS
+        metrics.PASSES.labels("ok").inc()
+        self.passed_at = time.monotonic()
+        return min((at for at in (due, planned.due_at) if at is not None), default=None)
+
+    async def _observe(self) -> World | None:
+        seen = await self._cluster.observe()
+        if seen is None:
+            return None
+        if seen.workloads is not None:
+            self._fleet.sync(replica for replicas in seen.workloads.values() for replica in replicas)
+        engines, registry = self._fleet.engines(), self._feed.view()
+        uids = frozenset([obj.meta.uid for obj in seen.adapters] + [pool.meta.uid for pool in seen.pools.values()])
+        self._notebook.learn(engines.values(), uids, registry)
+        metrics.OBJECTS.labels(POOL_KIND).set(len(seen.pools))
+        metrics.OBJECTS.labels(ADAPTER_KIND).set(len(seen.adapters))
+        metrics.ENGINES.set(len(engines))
+        return World(
+            now=self._clock(),
+            pools=seen.pools,
+            adapters=seen.adapters,
+            bases=seen.bases,
+            workloads=seen.workloads,
+            engines=engines,
+            registry=registry,
+            memory=self._notebook.view(),
+            namespaces=seen.namespaces,
+            artifacts_url=self._artifacts_url,
+        )
+
+
+def _token(admin_key: bytes, pool: PoolRef) -> str:
+    return credentials.engine_credential(admin_key, pool, EPOCH)

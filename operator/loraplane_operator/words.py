@@ -1,0 +1,197 @@
+"""The operator's words: what it observes (World), what it remembers (Memory), what it decided (Plan).
+
+Everything here is immutable, so that planning is a pure function of a World.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from loraplane_core.errors import reason_of
+from loraplane_core.identity import AdapterId, AdapterRef, PoolRef, ReplicaId
+from loraplane_core.wire.engine import Capacity, ModelInfo, Residence
+from loraplane_core.wire.registry import Adapter, PoolReport, Version
+from loraplane_operator.actions import Action, ObjectRef
+
+# --- what is wished: objects -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """An object's metadata as far as reconciling needs it. Times are Unix seconds."""
+
+    ref: ObjectRef
+    uid: str
+    generation: int
+    finalized: bool  # carries our finalizer
+    created_at: float
+    deleting_since: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolObject:
+    meta: Meta
+    base_model: str
+    base_uri: str
+    replicas: int
+    aliases: tuple[str, ...] = ()
+    base_digest: str = ""  # the declared one, "" when none is
+    engine: tuple[tuple[str, str], ...] = ()  # loraplane-engine's long options without dashes
+    max_rank: int = 64
+    allowed_tenants: tuple[str, ...] = ()
+    allowed_namespaces: tuple[str, ...] = ()
+    status: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ref(self) -> PoolRef:
+        return PoolRef(self.meta.ref.namespace, self.meta.ref.name)
+
+    @property
+    def replica_ids(self) -> list[ReplicaId]:
+        return [ReplicaId(*self.ref, ordinal) for ordinal in range(self.replicas)]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterObject:
+    meta: Meta
+    tenant: str
+    adapter: str
+    pool: PoolRef
+    source_uri: str
+    source_hash: str
+    source_digest: str | None = None
+    active_version: int | None = None
+    warm_replicas: int = 1
+    pinned: bool = False
+    deletion_policy: Literal["retain", "delete"] = "retain"
+    #: Set when `traffic` asks for weights over several versions, which nothing honours yet.
+    splits_traffic: bool = False
+    status: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> "AdapterKey":
+        return (self.tenant, self.adapter)
+
+    @property
+    def owns_activation(self) -> bool:
+        return self.active_version is not None or self.splits_traffic
+
+
+AdapterKey = tuple[str, str]  # tenant, adapter
+
+# --- what is: workloads, engines, registry -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One replica as the cluster reports it. An address is known once it runs, ready or not."""
+
+    id: ReplicaId
+    ready: bool
+    running: bool
+    revision: str
+    address: str = ""
+    admin_port: int = 0
+    restarts: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine's own words, from a live /state stream (an engine without one is not in the World)."""
+
+    replica: ReplicaId
+    boot: str
+    base: str
+    base_digest: str
+    capacity: Capacity
+    residences: Mapping[AdapterRef, Residence]
+    model: ModelInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryView:
+    """The change feed, folded. `live` is False while the stream is down: the view is then old, not wrong."""
+
+    cursor: int
+    adapters: Mapping[AdapterKey, Adapter]
+    tenants: frozenset[str]
+    withdrawn: frozenset[AdapterRef] = frozenset()  # versions the feed took away
+    live: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BaseLocation:
+    """Where a pool's base lies for its engines, or why it cannot be used."""
+
+    path: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    code: str
+    message: str
+    attempts: int
+    retry_at: float
+
+    @property
+    def reason(self) -> str:
+        return reason_of(self.code)
+
+
+@dataclass(frozen=True, slots=True)
+class Residue:
+    """Something on an engine that nobody wishes there, and what the operator makes of it."""
+
+    replica: ReplicaId
+    boot: str
+    id: AdapterId
+    known: bool  # the registry still has the version
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What answers taught the operator. Nothing here is truth: a restart loses it and learns it again."""
+
+    reports: Mapping[PoolRef, PoolReport | None] = field(default_factory=dict)  # None: taken back
+    registered: Mapping[tuple[str, str], Version] = field(default_factory=dict)  # (object uid, source hash)
+    registered_at: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    claims: frozenset[str] = frozenset()  # uids claimed or released, that the feed has not shown yet
+    released: frozenset[str] = frozenset()
+    models: Mapping[PoolRef, ModelInfo] = field(default_factory=dict)
+    failures: Mapping[Action, Failure] = field(default_factory=dict)
+    residue_since: Mapping[Residue, float] = field(default_factory=dict)
+    status_written: Mapping[str, float] = field(default_factory=dict)  # object uid
+
+
+@dataclass(frozen=True)
+class World:
+    """All that a plan depends on. `workloads` None: the cluster has not told yet; `registry` likewise."""
+
+    now: float
+    pools: Mapping[PoolRef, PoolObject] = field(default_factory=dict)
+    adapters: tuple[AdapterObject, ...] = ()
+    bases: Mapping[PoolRef, BaseLocation] = field(default_factory=dict)
+    workloads: Mapping[PoolRef, tuple[Replica, ...]] | None = None
+    engines: Mapping[ReplicaId, Engine] = field(default_factory=dict)
+    registry: RegistryView | None = None
+    memory: Memory = field(default_factory=Memory)
+    namespaces: frozenset[str] | None = None  # the ones observed; None = all
+    artifacts_url: str = ""
+
+    def failure(self, action: Action) -> Failure | None:
+        return self.memory.failures.get(action)
+
+    def watched(self, namespace: str) -> bool:
+        return self.namespaces is None or namespace in self.namespaces
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`due_at`: when something that is held back now becomes due, so that the loop wakes for it."""
+
+    actions: tuple[Action, ...] = ()
+    residues: frozenset[Residue] = frozenset()
+    due_at: float | None = None
