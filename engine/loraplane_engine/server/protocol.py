@@ -66,7 +66,7 @@ class RequestReader:
         for prompt in prompts:
             limit = self._limit(prompt, common.max_tokens, COMPLETION_DEFAULT_TOKENS)
             text = self._tokenizer.decode(prompt) if echo else ""
-            choices += self._choices(len(choices), prompt, limit, common, extra, text)
+            choices += self._choices(len(choices), prompt, limit, common, extra=extra, echo=text)
         return self._request(fields, common, prompts, choices, chat=False, echo=echo)
 
     async def chat(self, body: dict[str, Any]) -> GenerateRequest:
@@ -81,7 +81,7 @@ class RequestReader:
             raise InvalidParameter("`top_logprobs` needs `logprobs` to be true", param="top_logprobs")
         if fields.raw("add_generation_prompt") not in (None, True):
             raise InvalidParameter("`add_generation_prompt` must be true", param="add_generation_prompt")
-        choices = self._choices(0, prompt, limit, common, {"logprobs": (top or 0) if wanted else None}, "")
+        choices = self._choices(0, prompt, limit, common, extra={"logprobs": (top or 0) if wanted else None})
         return self._request(fields, common, [prompt], choices, chat=True, echo=False)
 
     def _request(
@@ -107,7 +107,7 @@ class RequestReader:
         )
 
     def _choices(
-        self, first: int, prompt: list[int], limit: int, common: Common, extra: dict[str, Any], echo: str
+        self, first: int, prompt: list[int], limit: int, common: Common, *, extra: dict[str, Any], echo: str = ""
     ) -> list[Choice]:
         if common.sampling.get("min_tokens", 0) > limit:
             raise InvalidParameter(f"`min_tokens` is larger than the {limit} tokens allowed", param="min_tokens")
