@@ -1,0 +1,79 @@
+"""EndpointSlices, from Kubernetes and from local files."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from loraplane_core.errors import InvalidName
+from loraplane_core.identity import ReplicaId
+from loraplane_core.wire.endpoints import Endpoint, from_slice, to_slice
+
+ENDPOINT = Endpoint(
+    replica=ReplicaId("default", "smol", 1),
+    address="127.0.0.1",
+    data_port=1,
+    admin_port=2,
+    metrics_port=3,
+    ready=True,
+    terminating=False,
+    epoch=4,
+)
+
+
+@pytest.mark.parametrize(("ready", "terminating"), [(True, False), (False, False), (False, True)])
+def test_a_local_slice_reads_back(ready: bool, terminating: bool) -> None:
+    endpoint = Endpoint(
+        replica=ENDPOINT.replica,
+        address="10.0.0.7",
+        data_port=1,
+        admin_port=2,
+        metrics_port=3,
+        ready=ready,
+        terminating=terminating,
+        epoch=9,
+    )
+    assert from_slice(to_slice(endpoint)) == [endpoint]
+
+
+def test_a_slice_of_several_endpoints_without_an_epoch() -> None:
+    manifest = to_slice(ENDPOINT)
+    second = copy.deepcopy(manifest["endpoints"][0])
+    second["targetRef"]["name"] = "smol-12"
+    second["conditions"] = None
+    manifest["endpoints"].append(second)
+    del manifest["metadata"]["annotations"]
+    first, other = from_slice(manifest)
+    assert (first.epoch, other.epoch) == (1, 1)
+    assert other.replica == ReplicaId("default", "smol", 12)
+    assert not other.ready
+
+
+def test_slices_of_others_and_empty_ones_hold_no_replicas() -> None:
+    assert from_slice({"metadata": {"name": "kube-dns", "namespace": "kube-system"}}) == []
+    assert from_slice({**to_slice(ENDPOINT), "endpoints": None}) == []
+
+
+BREAKS: list[Callable[[dict[str, Any]], object]] = [
+    lambda m: m.pop("metadata"),
+    lambda m: m.pop("ports"),
+    lambda m: m["ports"].pop(),
+    lambda m: m["ports"][0].update(port="x"),
+    lambda m: m["endpoints"][0].pop("targetRef"),
+    lambda m: m["endpoints"][0]["targetRef"].update(name="other-1"),
+    lambda m: m["endpoints"][0]["targetRef"].update(name="smol"),
+    lambda m: m["endpoints"][0]["targetRef"].update(name="smol-x"),
+    lambda m: m["endpoints"][0].update(addresses=[]),
+    lambda m: m.update(endpoints=["x"]),
+    lambda m: m["metadata"]["annotations"].update({"loraplane.dev/credential-epoch": "two"}),
+    lambda m: m["metadata"].update(namespace="Not-A-Name"),
+]
+
+
+@pytest.mark.parametrize("index", range(len(BREAKS)))
+def test_a_malformed_slice_is_one_kind_of_error(index: int) -> None:
+    manifest = to_slice(ENDPOINT)
+    BREAKS[index](manifest)
+    with pytest.raises(InvalidName, match="malformed EndpointSlice"):
+        from_slice(manifest)
