@@ -37,20 +37,16 @@ class PortBook:
         except (FileNotFoundError, ValueError, AttributeError, TypeError):
             self._ports = {}  # nothing is lost with it but the stability of the URLs
 
-    def assign(self, name: str, preferred: int | None = None) -> int:
-        """The port of `name`: the preferred one, else the stored one, else a free one; always free now."""
+    def assign(self, name: str, preferred: int | None = None, default: int | None = None) -> int:
+        """A port for `name` that is free now: the preferred one, the stored one, the default one, any."""
         taken = {port for other, port in self._ports.items() if other != name}
-        for port in (preferred, self._ports.get(name)):
+        for port in (preferred, self._ports.get(name), default):
             if port and port not in taken and is_free(port):
                 return self._store(name, port)
         port = free_port()
         while port in taken:
             port = free_port()
         return self._store(name, port)
-
-    def forget(self, name: str) -> None:
-        if self._ports.pop(name, None) is not None:
-            self._write()
 
     def _store(self, name: str, port: int) -> int:
         if self._ports.get(name) != port:
