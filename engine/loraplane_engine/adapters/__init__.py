@@ -1,0 +1,1 @@
+"""Adapters inside one engine: their image on disk, their tiers, their rows of the device table."""

@@ -1,0 +1,1 @@
+"""Grouped LoRA: one contract, several forms."""

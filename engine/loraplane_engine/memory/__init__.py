@@ -1,0 +1,1 @@
+"""The device arena and the pages in it."""

@@ -1,0 +1,1 @@
+"""Base models in plain torch, one module per family."""
