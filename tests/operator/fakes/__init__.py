@@ -1,0 +1,1 @@
+"""Stand-ins at our own interfaces: real HTTP and sockets, no model and no database."""
