@@ -30,7 +30,7 @@ from loraplane_gateway.data.settings import DataSettings
 from loraplane_gateway.data.snapshot import Registry
 from loraplane_gateway.data.upstream import Engines, new_client
 from loraplane_gateway.db.engine import create_engine
-from loraplane_gateway.db.serving import ServingRepository
+from loraplane_gateway.db.serving import ServingRepository, Snapshot
 from loraplane_gateway.db.sessions import session_maker
 from loraplane_gateway.limits.demand import Demand
 from loraplane_gateway.limits.ledger import Ledger
@@ -61,6 +61,14 @@ class App:
         self._registry = registry
         self.metrics = metrics
         self.draining = False
+
+    @property
+    def is_ready(self) -> bool:
+        return self._registry.is_loaded and not self.draining
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self._registry.current()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

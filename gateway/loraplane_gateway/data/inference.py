@@ -99,6 +99,8 @@ class Inference:
         gone = asyncio.create_task(disconnected(receive), name=f"client of {responder.request_id}")
         try:
             await asyncio.wait({task, gone}, timeout=self._settings.request_timeout, return_when="FIRST_COMPLETED")
+            if responder.finished:  # the server reports a disconnect then, too; only clean-up is left
+                await asyncio.wait({task})
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 CLOSE_SECONDS = 2.0
 POOL_SECONDS = 5.0
 WRITE_SECONDS = 30.0
+#: Below the five seconds after which uvicorn closes an idle connection, or requests would run into the close.
+IDLE_SECONDS = 4.0
 _PASSED_BACK = (
     "content-type",
     "retry-after",
@@ -57,14 +59,15 @@ class Call:
 
 
 def call_of(scope: Scope, request: InferenceRequest, request_id: str) -> Call:
-    return Call(request, request_id, header(scope, "accept") or "*/*")
+    accept = header(scope, "accept") or ""
+    return Call(request, request_id, accept if accept.isascii() and accept.isprintable() and accept else "*/*")
 
 
 def new_client(*, connect: float, silence: float, connections: int) -> httpx.AsyncClient:
     """Bounded by the number of requests admitted, so that nobody waits for a pooled connection."""
     return httpx.AsyncClient(
         timeout=httpx.Timeout(connect=connect, read=silence, write=WRITE_SECONDS, pool=POOL_SECONDS),
-        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=256, keepalive_expiry=30),
+        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=256, keepalive_expiry=IDLE_SECONDS),
         headers={"accept-encoding": "identity", "user-agent": "loraplane-gateway"},
         follow_redirects=False,
         trust_env=False,

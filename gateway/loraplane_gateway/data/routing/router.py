@@ -1,6 +1,7 @@
 """The choice of a replica as a lease: waits within a deadline, counts at dispatch, always releases."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Set
 from contextlib import asynccontextmanager
@@ -19,6 +20,8 @@ from loraplane_gateway.data.routing.spread import Spread
 
 #: An engine process: a replica that came back is another one, and may be tried again.
 Process = tuple[ReplicaId, str]
+#: How long `/state` has to say that a replica that failed a request is lost; after it the same one may be tried again.
+FORGIVE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +53,31 @@ class Router:
 
     @asynccontextmanager
     async def lease(self, target: Target, avoid: Set[Process], deadline: float) -> AsyncIterator[Lease]:
-        """A replica for one request, not one of `avoid`. Raises NoReplica when none is routable by `deadline`."""
+        """A replica for one request; one of `avoid` only when no other is there and it is still alive.
+
+        Raises NoReplica when none is routable by `deadline`.
+        """
         view, residency = await self._wait(target, avoid, deadline)
         with self._in_flight.counted(view.replica, adapter_key(target)):  # no await between choice and count
             yield Lease(view.endpoint, view.boot, residency)
 
     async def _wait(self, target: Target, avoid: Set[Process], deadline: float) -> tuple[ReplicaView, ResidencyClass]:
+        forgive_at = self._clock() + FORGIVE_SECONDS
         with self._fleet.watching() as changed:
             while True:
                 changed.clear()
+                now = self._clock()
+                if avoid and forgive_at <= now < deadline:
+                    avoid = frozenset()
                 found = self._choose(target, avoid)
                 if found is not None:
                     return found
-                left = deadline - self._clock()
-                if left <= 0 or not self._fleet.replicas_of(target.pools):
+                if now >= deadline or not self._fleet.replicas_of(target.pools):
                     raise NoReplica(f"No replica of `{target.base_model}` is ready.", retry_after=2)
-                try:
-                    async with asyncio.timeout(left):
+                wake_at = min(deadline, forgive_at) if avoid else deadline
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wake_at - now):
                         await changed.wait()
-                except TimeoutError:
-                    continue
 
     def _choose(self, target: Target, avoid: Set[Process]) -> tuple[ReplicaView, ResidencyClass] | None:
         views = {
