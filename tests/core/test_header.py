@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
@@ -138,13 +138,13 @@ _entry = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(header=st.dictionaries(st.text(max_size=6), _entry | _values, max_size=4), data=st.binary(max_size=64))
 def test_no_header_does_anything_but_parse_or_be_refused(header: object, data: bytes, tmp_path: Path) -> None:
     _parse_or_refuse(tmp_path, safetensors_file(header, data))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(at=st.integers(0, 200), byte=st.integers(0, 255), cut=st.integers(0, 40))
 def test_no_damaged_file_does_anything_but_parse_or_be_refused(at: int, byte: int, cut: int, tmp_path: Path) -> None:
     content = bytearray(safetensors(_TWO))

@@ -193,7 +193,7 @@ def test_a_pattern_that_could_run_for_ever_is_refused_before_it_runs(pattern: st
     assert (caught.value.code, caught.value.param) == ("invalid_peft_config", "alpha_pattern")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(pattern=st.text(alphabet="am.odel*+?()|[]{}1,^$\\-&~", max_size=60))
 def test_any_pattern_is_matched_or_refused_in_bounded_time(pattern: str) -> None:
     started = time.process_time()
@@ -209,3 +209,13 @@ def test_tables_of_patterns_are_bounded() -> None:
         with pytest.raises(ArtifactRejected):
             scale_of({"alpha_pattern": table}, Q0, 2)
     assert scale_of({"alpha_pattern": None, "lora_alpha": None}, Q0, 8) == 1.0  # PEFT's default alpha is 8
+
+
+def test_sites_times_patterns_are_bounded() -> None:
+    header = spans(*(half for layer in range(200) for module in MODULES for half in pair(layer, module)))
+    patterns = {f"none_{index}": 1 for index in range(800)}
+    with pytest.raises(ArtifactRejected, match="1400 sites") as caught:
+        parse_layout({**CONFIG, "alpha_pattern": patterns}, header)
+    assert caught.value.code == "invalid_peft_config"
+    with pytest.raises(ArtifactRejected, match="object"):
+        parse_layout({**CONFIG, "alpha_pattern": 5}, header)

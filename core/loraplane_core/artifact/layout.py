@@ -20,7 +20,7 @@ _BLOCK = {module: "self_attn" if index < 4 else "mlp" for index, module in enume
 _PREFIX = "base_model.model."
 # PEFT saves `lora_A.weight`; a raw state dict has the adapter's name between.
 _NAME = re.compile(
-    r"model\.layers\.(?P<layer>0|[1-9][0-9]{0,4})\.(?P<block>self_attn|mlp)\.(?P<module>[a-z_]+)"
+    r"model\.layers\.(?P<layer>0|[1-9][0-9]{0,2})\.(?P<block>self_attn|mlp)\.(?P<module>[a-z_]+)"
     r"\.lora_(?P<half>[AB])(\.[A-Za-z0-9_-]{1,64})?\.weight"
 )
 PEFT_RANK = 8  # what PEFT takes when the config does not say
@@ -32,6 +32,7 @@ _LITERAL = re.compile(r"\^?[A-Za-z0-9_.\\-]*")
 _PATTERN_LENGTH = 256
 _MAX_PATTERNS = 2048
 _MAX_REGEXES = 32
+_MAX_MATCHES = 1_000_000  # sites times patterns; 126 layers with a pattern for every linear need 778 thousand
 _MAX_QUANTIFIERS = 3
 _MAX_GROUPS = 2
 _QUANTIFIER = re.compile(r"[*+?{]")
@@ -78,6 +79,9 @@ def parse_layout(config: Mapping[str, Any], header: Mapping[str, TensorSpan]) ->
         pair[half] = header[name]
     if not halves:
         raise ArtifactRejected("the artifact holds no LoRA tensors", code="no_lora_tensors")
+    for field in ("rank_pattern", "alpha_pattern"):
+        if len(halves) * len(_table(config, field)) > _MAX_MATCHES:
+            raise _invalid(field, f"shorter: {len(halves)} sites are matched against it")
     ordered = sorted(halves, key=lambda site: (site.layer, MODULES.index(site.module)))
     return [_weights(config, site, halves[site]) for site in ordered]
 
@@ -137,16 +141,20 @@ def scale_of(config: Mapping[str, Any], module_name: str, rank: int) -> float:
 
 def _lookup(config: Mapping[str, Any], patterns: str, default: str, fallback: Any, module_name: str) -> Any:
     """PEFT's rule: the first key, in the order written, that matches a dotted suffix of the module's name."""
-    table = config.get(patterns) or {}
-    if not isinstance(table, Mapping) or len(table) > _MAX_PATTERNS:
-        raise _invalid(patterns, f"an object of at most {_MAX_PATTERNS} entries")
-    if sum(_LITERAL.fullmatch(key) is None for key in table) > _MAX_REGEXES:
-        raise _invalid(patterns, f"an object with at most {_MAX_REGEXES} regular expressions among its keys")
-    for key, value in table.items():
+    for key, value in _table(config, patterns).items():
         if _compiled(key, patterns).match(module_name):
             return value
     value = config.get(default)
     return fallback if value is None else value
+
+
+def _table(config: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    table = config.get(field) or {}
+    if not isinstance(table, Mapping) or len(table) > _MAX_PATTERNS:
+        raise _invalid(field, f"an object of at most {_MAX_PATTERNS} entries")
+    if sum(_LITERAL.fullmatch(key) is None for key in table) > _MAX_REGEXES:
+        raise _invalid(field, f"an object with at most {_MAX_REGEXES} regular expressions among its keys")
+    return table
 
 
 @functools.lru_cache(maxsize=_MAX_PATTERNS)

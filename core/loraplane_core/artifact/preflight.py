@@ -146,7 +146,7 @@ def _check_files(folder: Path, limits: Limits) -> list[int]:
     for name in ARTIFACT_FILES:
         try:
             status = (folder / name).lstat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise _missing(folder, name) from None
         if not stat.S_ISREG(status.st_mode):
             raise ArtifactRejected(f"{name} is a link or not a plain file", code="unsafe_path")
