@@ -109,7 +109,8 @@ CREATE TABLE ingestions (
     version         int NOT NULL,
     source          text NOT NULL,
     expected_digest text,
-    expected_rank   int,
+    -- A row that somebody wrote by hand: the bytes must be what it says, and it is never merged into another.
+    verify          boolean NOT NULL DEFAULT FALSE,
     activate        boolean NOT NULL DEFAULT FALSE,
     attempts        int NOT NULL DEFAULT 0,
     lease_until     timestamptz,

@@ -1,0 +1,88 @@
+"""`loraplane-gateway registry | data | migrate`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+OWNER_URL = "LORAPLANE_OWNER_URL"
+#: Registry settings that are also flags; all of them are also environment variables (settings.py).
+_FLAGS = (
+    "admin-host",
+    "admin-port",
+    "artifact-host",
+    "artifact-port",
+    "ports-file",
+    "adapter-root",
+    "store-dir",
+    "workers",
+)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="loraplane-gateway", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("data", help="the OpenAI port; settings from LORAPLANE_* variables")
+    registry = commands.add_parser("registry", help="admin and artifact listeners, ingestion workers")
+    for flag in _FLAGS:
+        registry.add_argument(f"--{flag}", help=f"as LORAPLANE_{flag.upper().replace('-', '_')}")
+    migrate = commands.add_parser("migrate", help="bring the database to this release's schema, as its owner")
+    migrate.add_argument("--owner-url", help=f"postgresql:// URL of the owner; better from ${OWNER_URL}")
+    migrate.add_argument(
+        "--create-roles", action="store_true", help="make the two service roles or renew their passwords"
+    )
+    migrate.add_argument("--registry-password-file", type=Path)
+    migrate.add_argument("--data-password-file", type=Path)
+    return parser
+
+
+def _migrate(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from loraplane_gateway.db.migrate import migrate
+    from loraplane_gateway.db.roles import create_roles
+
+    owner_url = arguments.owner_url or os.environ.get(OWNER_URL)
+    if not owner_url:
+        parser.error(f"migrate needs --owner-url or ${OWNER_URL}")
+    if arguments.create_roles:
+        if arguments.registry_password_file is None or arguments.data_password_file is None:
+            parser.error("--create-roles needs --registry-password-file and --data-password-file")
+        create_roles(
+            owner_url,
+            registry_password=arguments.registry_password_file.read_text().strip(),
+            data_password=arguments.data_password_file.read_text().strip(),
+        )
+    migrate(owner_url)
+    return 0
+
+
+def _registry(arguments: argparse.Namespace) -> int:
+    from pydantic import ValidationError
+
+    from loraplane_gateway.registry.main import run
+    from loraplane_gateway.settings import RegistrySettings
+
+    names = [flag.replace("-", "_") for flag in _FLAGS]
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    try:
+        settings = RegistrySettings(**given)
+    except ValidationError as error:
+        print(f"loraplane-gateway registry: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    return run(settings)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command == "migrate":
+        return _migrate(arguments, parser)
+    if arguments.command == "registry":
+        return _registry(arguments)
+    from loraplane_gateway.data.main import run
+
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The flip: which version of an adapter is served."""

@@ -1,0 +1,1 @@
+"""Adapters and their versions, as they are."""

@@ -1,0 +1,175 @@
+# ruff: noqa: S608 - the statements are put together from constants of this module; values are always bound
+"""Adapters and versions as rows, and as the wire shows them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row, text
+
+from loraplane_core.identity import PoolRef
+from loraplane_core.wire.registry import Adapter, Version
+from loraplane_gateway.registry.rows import Repository, rfc3339
+
+_ADAPTER = (
+    "a.tenant_id, a.name, a.pool, a.warm_replicas, a.pinned, a.claim_uid, a.claim_ref, a.activation_owner,"
+    " a.previous_version"
+)
+_VERSION = (
+    "v.tenant_id, v.adapter, v.version, v.state, v.reason, v.message, v.digest, v.bytes, v.rank, v.target_modules,"
+    " v.base_model, v.base_digest, v.base_evidence, v.weight, v.is_active, v.path, v.created_at"
+)
+_MINE = "(:tenant = '' OR a.tenant_id = :tenant)"
+# An adapter without a claim and without versions is only a counter that keeps its numbers from coming twice.
+_EXISTS = """(a.claim_uid IS NOT NULL OR EXISTS (SELECT 1 FROM tenant_adapters v
+              WHERE v.tenant_id = a.tenant_id AND v.adapter = a.name))"""
+_LIST_ADAPTERS = text(f"SELECT {_ADAPTER} FROM adapters a WHERE {_MINE} AND {_EXISTS} ORDER BY a.tenant_id, a.name")
+_LIST_VERSIONS = text(f"""
+    SELECT {_VERSION} FROM tenant_adapters v WHERE (:tenant = '' OR v.tenant_id = :tenant)
+    ORDER BY v.tenant_id, v.adapter, v.version""")
+_GET_ADAPTER = text(f"""
+    SELECT {_ADAPTER} FROM adapters a WHERE a.tenant_id = :tenant AND a.name = :adapter AND {_EXISTS}""")
+_GET_VERSIONS = text(f"""
+    SELECT {_VERSION} FROM tenant_adapters v WHERE v.tenant_id = :tenant AND v.adapter = :adapter ORDER BY v.version""")
+_GET_VERSION = text(f"""
+    SELECT {_VERSION} FROM tenant_adapters v
+    WHERE v.tenant_id = :tenant AND v.adapter = :adapter AND v.version = :version""")
+_CREATE = text("""
+    INSERT INTO adapters (tenant_id, name) VALUES (:tenant, :adapter) ON CONFLICT (tenant_id, name) DO NOTHING""")
+_LOCK = text(f"""
+    SELECT {_ADAPTER}, a.next_version FROM adapters a WHERE a.tenant_id = :tenant AND a.name = :adapter FOR UPDATE""")
+_SET_POOL = text("UPDATE adapters SET pool = :pool WHERE tenant_id = :tenant AND name = :adapter")
+_ADD_VERSION = text("""
+    INSERT INTO tenant_adapters (tenant_id, adapter, version, path, base_model, state)
+    VALUES (:tenant, :adapter, :version, :path, :base_model, :state)""")
+_SET_STATE = text("""
+    UPDATE tenant_adapters SET state = :state, reason = :reason, message = :message
+    WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version""")
+_DELETE_VERSION = text("""
+    DELETE FROM tenant_adapters WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version""")
+_FORGET_PREVIOUS = text("""
+    UPDATE adapters SET previous_version = NULL
+    WHERE tenant_id = :tenant AND name = :adapter AND previous_version = :version""")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRow:
+    """An adapter whose row this transaction has locked."""
+
+    tenant: str
+    name: str
+    next_version: int
+    pool: str
+    claim_uid: str
+    claim_ref: str
+    activation_owner: str
+    previous_version: int
+
+    @property
+    def pool_ref(self) -> PoolRef | None:
+        return PoolRef.parse(self.pool) if self.pool else None
+
+
+class AdapterRepository(Repository):
+    """Reads work in both scopes; writes need one tenant's."""
+
+    async def all(self) -> list[Adapter]:
+        versions: dict[tuple[str, str], list[Version]] = {}
+        for row in await self.session.execute(_LIST_VERSIONS, self.binds):
+            versions.setdefault((row.tenant_id, row.adapter), []).append(_version(row))
+        rows = await self.session.execute(_LIST_ADAPTERS, self.binds)
+        return [_adapter(row, versions.get((row.tenant_id, row.name), [])) for row in rows]
+
+    async def get(self, adapter: str) -> Adapter | None:
+        """With all its versions; None for one that has neither versions nor a claim."""
+        key = {"tenant": self.tenant, "adapter": adapter}
+        row = (await self.session.execute(_GET_ADAPTER, key)).one_or_none()
+        if row is None:
+            return None
+        return _adapter(row, [_version(found) for found in await self.session.execute(_GET_VERSIONS, key)])
+
+    async def version(self, adapter: str, version: int) -> Version | None:
+        row = (await self.session.execute(_GET_VERSION, self._key(adapter, version))).one_or_none()
+        return None if row is None else _version(row)
+
+    async def lock(self, adapter: str, *, create: bool = False) -> AdapterRow | None:
+        """The row, locked until the transaction ends, so that writers of one adapter queue up."""
+        key = {"tenant": self.tenant, "adapter": adapter}
+        if create:
+            await self.session.execute(_CREATE, key)
+        row = (await self.session.execute(_LOCK, key)).one_or_none()
+        return None if row is None else _locked(row)
+
+    async def set_pool(self, adapter: str, pool: PoolRef) -> None:
+        await self.session.execute(_SET_POOL, {"tenant": self.tenant, "adapter": adapter, "pool": str(pool)})
+
+    async def add_version(self, locked: AdapterRow, *, path: str, base_model: str, state: str) -> int:
+        """A new version with the next number, which a trigger then moves on."""
+        values = {**self._key(locked.name, locked.next_version), "path": path, "base_model": base_model, "state": state}
+        await self.session.execute(_ADD_VERSION, values)
+        return locked.next_version
+
+    async def set_state(self, adapter: str, version: int, state: str, reason: str = "", message: str = "") -> None:
+        values = {**self._key(adapter, version), "state": state, "reason": reason, "message": message}
+        await self.session.execute(_SET_STATE, values)
+
+    async def delete_version(self, adapter: str, version: int) -> None:
+        await self.session.execute(_DELETE_VERSION, self._key(adapter, version))
+        await self.session.execute(_FORGET_PREVIOUS, self._key(adapter, version))
+
+    def _key(self, adapter: str, version: int) -> dict[str, Any]:
+        return {"tenant": self.tenant, "adapter": adapter, "version": version}
+
+
+def _locked(row: "Row[tuple[Any, ...]]") -> AdapterRow:
+    return AdapterRow(
+        tenant=row.tenant_id,
+        name=row.name,
+        next_version=row.next_version,
+        pool=row.pool,
+        claim_uid=row.claim_uid or "",
+        claim_ref=row.claim_ref,
+        activation_owner=row.activation_owner,
+        previous_version=row.previous_version or 0,
+    )
+
+
+def _adapter(row: "Row[tuple[Any, ...]]", versions: list[Version]) -> Adapter:
+    validated = {version.version for version in versions if version.state == "validated"}
+    return Adapter(
+        tenant=row.tenant_id,
+        adapter=row.name,
+        pool=row.pool,
+        warm_replicas=row.warm_replicas,
+        pinned=row.pinned,
+        claim_uid=row.claim_uid or "",
+        claim_ref=row.claim_ref,
+        activation_owner=row.activation_owner,
+        # With several weighted versions, the one that most requests get.
+        active_version=max(versions, key=lambda v: (v.weight, v.version)).version
+        if any(version.is_active for version in versions)
+        else 0,
+        previous_version=row.previous_version if row.previous_version in validated else 0,
+        versions=versions,
+    )
+
+
+def _version(row: "Row[tuple[Any, ...]]") -> Version:
+    return Version(
+        tenant=row.tenant_id,
+        adapter=row.adapter,
+        version=row.version,
+        state=row.state,
+        reason=row.reason,
+        message=row.message,
+        digest=row.digest or "",
+        bytes=row.bytes,
+        rank=row.rank,
+        target_modules=list(row.target_modules),
+        base_model=row.base_model,
+        base_digest=row.base_digest or "",
+        base_evidence=row.base_evidence,
+        weight=row.weight,
+        is_active=row.is_active,
+        path=row.path,
+        created_at=rfc3339(row.created_at),
+    )

@@ -1,0 +1,1 @@
+"""The content-addressed store and the listener that engines fetch from."""

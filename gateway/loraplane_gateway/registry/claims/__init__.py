@@ -1,0 +1,1 @@
+"""One object claims one adapter; what objects register."""

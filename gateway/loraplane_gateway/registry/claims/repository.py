@@ -1,0 +1,56 @@
+# ruff: noqa: S608 - the statements are put together from constants of this module; values are always bound
+from sqlalchemy import Row, text
+
+from loraplane_core.wire.registry import Claim, ClaimRequest
+from loraplane_gateway.registry.rows import Repository
+
+_FIELDS = "claim_uid, claim_ref, tenant_id, name, pool"
+_FIND = text(f"SELECT {_FIELDS} FROM adapters WHERE claim_uid = :uid")
+_LIST = text(f"SELECT {_FIELDS} FROM adapters WHERE claim_uid IS NOT NULL ORDER BY tenant_id, name")
+_SET = text("""
+    UPDATE adapters SET claim_uid = :uid, claim_ref = :ref, pool = :pool, warm_replicas = :warm_replicas,
+        pinned = :pinned, activation_owner = :owner
+    WHERE tenant_id = :tenant AND name = :adapter""")
+_RELEASE = text("""
+    UPDATE adapters SET claim_uid = NULL, claim_ref = '', activation_owner = 'registry', pinned = FALSE
+    WHERE tenant_id = :tenant AND name = :adapter""")
+_DELETE_VERSIONS = text("DELETE FROM tenant_adapters WHERE tenant_id = :tenant AND adapter = :adapter")
+_FORGET = text("UPDATE adapters SET previous_version = NULL WHERE tenant_id = :tenant AND name = :adapter")
+
+
+class ClaimRepository(Repository):
+    """Look-ups by uid cross tenants and need the platform's scope; writes name one tenant."""
+
+    async def find(self, uid: str) -> Claim | None:
+        row = (await self.session.execute(_FIND, {"uid": uid})).one_or_none()
+        return None if row is None else _claim(row)
+
+    async def all(self) -> list[Claim]:
+        return [_claim(row) for row in await self.session.execute(_LIST)]
+
+    async def set(self, uid: str, wanted: ClaimRequest) -> None:
+        await self.session.execute(
+            _SET,
+            {
+                "uid": uid,
+                "ref": wanted.ref,
+                "pool": wanted.pool,
+                "warm_replicas": wanted.warm_replicas,
+                "pinned": wanted.pinned,
+                "owner": "object" if wanted.owns_activation else "registry",
+                "tenant": wanted.tenant,
+                "adapter": wanted.adapter,
+            },
+        )
+
+    async def release(self, claim: Claim) -> None:
+        await self.session.execute(_RELEASE, {"tenant": claim.tenant, "adapter": claim.adapter})
+
+    async def delete_versions(self, claim: Claim) -> None:
+        key = {"tenant": claim.tenant, "adapter": claim.adapter}
+        await self.session.execute(_DELETE_VERSIONS, key)
+        await self.session.execute(_FORGET, key)
+
+
+def _claim(row: "Row[tuple[object, ...]]") -> Claim:
+    return Claim(uid=row.claim_uid, ref=row.claim_ref, tenant=row.tenant_id, adapter=row.name, pool=row.pool)

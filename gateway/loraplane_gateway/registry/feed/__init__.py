@@ -1,0 +1,1 @@
+"""The ordered change feed."""

@@ -1,0 +1,43 @@
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplane_core.wire.registry import FeedChange, FeedSnapshot
+from loraplane_gateway.db.sessions import PLATFORM, Scope
+from loraplane_gateway.registry.adapters.repository import AdapterRepository
+from loraplane_gateway.registry.feed.repository import ChangeRow, FeedRepository
+from loraplane_gateway.registry.tenants.repository import TenantRepository
+
+BATCH = 200
+SHOWN = ("adapter", "tenant", "pool")  # keys are none of the operator's business
+
+
+class FeedService:
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+        self._feed = FeedRepository(session, PLATFORM)
+
+    async def continues(self, cursor: int) -> bool:
+        """False when changes after `cursor` were trimmed, or when this database never reached it."""
+        oldest, newest = await self._feed.span()
+        return oldest - 1 <= cursor <= newest
+
+    async def snapshot(self) -> FeedSnapshot:
+        """Everything as it is. The cursor is read first: what happens in between comes again as a change."""
+        _, newest = await self._feed.span()
+        adapters = await AdapterRepository(self._session, PLATFORM).all()
+        tenants = await TenantRepository(self._session, PLATFORM).all()
+        return FeedSnapshot(cursor=newest, adapters=adapters, tenants=[tenant.name for tenant in tenants])
+
+    async def changes(self, cursor: int) -> tuple[list[FeedChange], int]:
+        """The next changes in order, each subject once with its state of now, and the cursor they lead to."""
+        rows = await self._feed.after(cursor, BATCH)
+        last = {(row.kind, row.tenant, row.name): row for row in rows}
+        kept = sorted((row for row in last.values() if row.kind in SHOWN), key=lambda row: row.cursor)
+        return [await self._change(row) for row in kept], rows[-1].cursor if rows else cursor
+
+    async def _change(self, row: ChangeRow) -> FeedChange:
+        if row.kind != "adapter":
+            return FeedChange(
+                cursor=row.cursor, kind="tenant" if row.kind == "tenant" else "pool", tenant=row.tenant, name=row.name
+            )
+        adapter = await AdapterRepository(self._session, Scope(row.tenant)).get(row.name)
+        return FeedChange(cursor=row.cursor, kind="adapter", tenant=row.tenant, name=row.name, adapter=adapter)

@@ -1,0 +1,1 @@
+"""From a source to a validated or rejected version, in worker processes."""

@@ -1,0 +1,158 @@
+"""The work queue and what an ingestion writes into its version's row."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import text
+
+from loraplane_core.identity import PoolRef
+from loraplane_gateway.registry.ingestion.worker import Accepted
+from loraplane_gateway.registry.rows import Repository
+
+_ENQUEUE = text("""
+    INSERT INTO ingestions (tenant_id, adapter, version, source, expected_digest, verify, activate)
+    VALUES (:tenant, :adapter, :version, :source, :expected_digest, :verify, :activate)
+    ON CONFLICT (tenant_id, adapter, version) DO NOTHING""")
+# One at a time, oldest first, only when its pool knows its base. A taken row is invisible to the next taker by
+# its lease; a lease that ran out belongs to a registry that is gone.
+_TAKE = text("""
+    SELECT i.tenant_id, i.adapter, i.version, i.source, i.expected_digest, i.verify, i.attempts,
+           v.rank, v.base_model, v.state, p.namespace, p.name
+    FROM ingestions i
+    JOIN tenant_adapters v USING (tenant_id, adapter, version)
+    JOIN adapters a ON a.tenant_id = i.tenant_id AND a.name = i.adapter
+    JOIN pools p ON a.pool = p.namespace || '/' || p.name
+    WHERE p.base_digest <> '' AND p.config <> '{}'::jsonb AND (i.lease_until IS NULL OR i.lease_until < now())
+    ORDER BY i.queued_at, i.tenant_id, i.adapter, i.version
+    LIMIT 1 FOR UPDATE OF i SKIP LOCKED""")
+_LEASE = text("""
+    UPDATE ingestions SET attempts = attempts + 1, lease_until = now() + make_interval(secs => :seconds)
+    WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version""")
+_DELAY = text("""
+    UPDATE ingestions SET lease_until = now() + make_interval(secs => :seconds)
+    WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version""")
+_RELEASE_ALL = text("UPDATE ingestions SET lease_until = NULL WHERE lease_until IS NOT NULL")
+_GET = text("""
+    SELECT activate FROM ingestions
+    WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version FOR UPDATE""")
+_DONE = text("DELETE FROM ingestions WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version")
+_TWIN = text("""
+    SELECT version FROM tenant_adapters
+    WHERE tenant_id = :tenant AND adapter = :adapter AND version <> :version AND state = 'validated'
+      AND digest = :digest AND base_digest = :base_digest ORDER BY version LIMIT 1""")
+_VALIDATED = text("""
+    UPDATE tenant_adapters SET state = 'validated', reason = '', message = '', digest = :digest, bytes = :bytes,
+        rank = :rank, target_modules = :target_modules, base_model = :base_model, base_digest = :base_digest,
+        base_evidence = :base_evidence
+    WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version""")
+_REPOINT = text("""
+    UPDATE registrations SET version = :twin
+    WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version""")
+_FIND_REGISTRATION = text("""
+    SELECT adapter, version FROM registrations
+    WHERE uid = :uid AND source_hash = :source_hash AND tenant_id = :tenant""")
+_ADD_REGISTRATION = text("""
+    INSERT INTO registrations (uid, source_hash, tenant_id, adapter, version)
+    VALUES (:uid, :source_hash, :tenant, :adapter, :version)""")
+_COUNT = text("SELECT state, count(*) AS number FROM tenant_adapters GROUP BY state")
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A queued ingestion that this registry has leased."""
+
+    tenant: str
+    adapter: str
+    version: int
+    source: str
+    expected_digest: str | None
+    verify: bool
+    attempts: int  # this one included
+    rank: int
+    base_model: str
+    state: str
+    pool: PoolRef
+
+
+class QueueRepository(Repository):
+    """The dispatcher's side, across all tenants."""
+
+    async def take(self, lease_seconds: float) -> Taken | None:
+        row = (await self.session.execute(_TAKE)).one_or_none()
+        if row is None:
+            return None
+        key = {"tenant": row.tenant_id, "adapter": row.adapter, "version": row.version}
+        await self.session.execute(_LEASE, {**key, "seconds": lease_seconds})
+        return Taken(
+            tenant=row.tenant_id,
+            adapter=row.adapter,
+            version=row.version,
+            source=row.source,
+            expected_digest=row.expected_digest,
+            verify=row.verify,
+            attempts=row.attempts + 1,
+            rank=row.rank,
+            base_model=row.base_model,
+            state=row.state,
+            pool=PoolRef(row.namespace, row.name),
+        )
+
+    async def release_all(self) -> None:
+        """With a directory store there is one registry: at its start nobody else can hold a lease."""
+        await self.session.execute(_RELEASE_ALL)
+
+    async def counts(self) -> dict[str, int]:
+        return {row.state: row.number for row in await self.session.execute(_COUNT)}
+
+
+class IngestionRepository(Repository):
+    async def enqueue(
+        self, adapter: str, version: int, *, source: str, expected_digest: str | None, verify: bool, activate: bool
+    ) -> None:
+        values = {"source": source, "expected_digest": expected_digest, "verify": verify, "activate": activate}
+        await self.session.execute(_ENQUEUE, {**self._key(adapter, version), **values})
+
+    async def lock(self, adapter: str, version: int) -> bool | None:
+        """Whether the queued ingestion activates; None when it is gone."""
+        return (await self.session.execute(_GET, self._key(adapter, version))).scalar_one_or_none()
+
+    async def delay(self, adapter: str, version: int, seconds: float) -> None:
+        await self.session.execute(_DELAY, {**self._key(adapter, version), "seconds": seconds})
+
+    async def done(self, adapter: str, version: int) -> None:
+        await self.session.execute(_DONE, self._key(adapter, version))
+
+    async def twin(self, adapter: str, version: int, digest: str, base_digest: str) -> int | None:
+        """Another validated version of this adapter with the same bytes for the same base."""
+        values = {**self._key(adapter, version), "digest": digest, "base_digest": base_digest}
+        return (await self.session.execute(_TWIN, values)).scalar_one_or_none()
+
+    async def validated(
+        self, adapter: str, version: int, found: Accepted, *, base_model: str, base_digest: str
+    ) -> None:
+        values = {
+            "digest": found.digest,
+            "bytes": found.bytes,
+            "rank": found.rank,
+            "target_modules": list(found.target_modules),
+            "base_model": base_model,
+            "base_digest": base_digest,
+            "base_evidence": found.base_evidence,
+        }
+        await self.session.execute(_VALIDATED, {**self._key(adapter, version), **values})
+
+    async def repoint(self, adapter: str, version: int, twin: int) -> None:
+        await self.session.execute(_REPOINT, {**self._key(adapter, version), "twin": twin})
+
+    async def registration(self, uid: str, source_hash: str) -> tuple[str, int] | None:
+        """(adapter, version) that was registered under this key."""
+        values = {"uid": uid, "source_hash": source_hash, "tenant": self.tenant}
+        row = (await self.session.execute(_FIND_REGISTRATION, values)).one_or_none()
+        return None if row is None else (row.adapter, row.version)
+
+    async def add_registration(self, uid: str, source_hash: str, adapter: str, version: int) -> None:
+        values = {**self._key(adapter, version), "uid": uid, "source_hash": source_hash}
+        await self.session.execute(_ADD_REGISTRATION, values)
+
+    def _key(self, adapter: str, version: int) -> dict[str, Any]:
+        return {"tenant": self.tenant, "adapter": adapter, "version": version}

@@ -1,0 +1,1 @@
+"""Tenants and the namespaces that may claim for them."""

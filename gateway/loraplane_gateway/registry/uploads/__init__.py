@@ -1,0 +1,1 @@
+"""Resumable uploads of the two files of an artifact."""
