@@ -66,7 +66,7 @@ def main() -> None:
     broken = sys.argv[3] if len(sys.argv) > 3 else ""
     supervise(
         state,
-        Options(folder=folder, adapter_root=folder),
+        Options(folder=folder, adapter_root=folder, model_root=folder),
         make_parts=lambda kit: StandIns(kit, broken),
         engine=ENGINE,
     )

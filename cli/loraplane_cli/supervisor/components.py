@@ -33,6 +33,7 @@ class Options:
 
     folder: Path
     adapter_root: Path
+    model_root: Path
     data_replicas: int = 1
     port: int | None = None  # of the first data gateway; None: the one of last time, 8080, or any
 
@@ -90,7 +91,8 @@ class System:
         return [self._postgres_component(), self._valkey_component(), self._migrate(), self._registry(), *gateways]
 
     def operator(self) -> Component:
-        return Component("operator", self._operator_spec, blocking(lambda: True), start_seconds=30)
+        probe = http_ready(self._client, lambda: self._port_of["operator"], "/health/ready")
+        return Component("operator", self._operator_spec, probe)
 
     def urls(self) -> Urls:
         """Where everything answers now; after a restart a port may have moved."""
@@ -135,10 +137,10 @@ class System:
                 "migrate",
                 "gateway",
                 "migrate",
-                *("--owner-url", self._need_postgres().owner_url),
                 "--create-roles",
                 *("--registry-password-file", str(self._material.registry_password_file)),
                 *("--data-password-file", str(self._material.data_password_file)),
+                env={"OWNER_URL": self._need_postgres().owner_url},  # an argument would show the password
             )
 
         return Component("migrate", make, None, start_seconds=120)
@@ -184,6 +186,7 @@ class System:
                     "ENDPOINTS_DIR": str(self._state.endpoints),
                     "HOST": LOOPBACK,
                     "PORT": str(self._gateway_port(number)),
+                    "METRICS_PORT": str(self._port(f"{name}-metrics")),
                     "DRAIN_TIMEOUT": "5",
                 },
             )
@@ -201,8 +204,8 @@ class System:
             *("--registry-url", self._url("admin")),
             *("--master-key-file", str(self._material.master_file)),
             *("--artifacts-url", self._url("artifacts")),
-            *("--model-root", str(self._state.models)),
-            *("--endpoints-dir", str(self._state.endpoints)),
+            *("--model-root", str(self._options.model_root)),
+            *("--port", str(self._port("operator"))),
         )
 
     def _python(self, name: str, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> ProcessSpec:

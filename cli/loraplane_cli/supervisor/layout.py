@@ -48,7 +48,13 @@ class StateFolder:
 
     @property
     def events(self) -> Path:
-        return self.root / "events"
+        """Events of the objects, one JSON line each, written by the operator."""
+        return self.root / "events.jsonl"
+
+    @property
+    def problems(self) -> Path:
+        """What is in the watched folder and not in force, written by the operator."""
+        return self.root / "problems.json"
 
     @property
     def store(self) -> Path:
@@ -124,7 +130,7 @@ class StateFolder:
             raise LocalError(f"cannot make the state folder {self.root}: {error.strerror}") from error
         for folder in (self.secrets, self.secrets / "engines", self.secrets / "tenants", self.logs, self.runtime):
             private_folder(folder)
-        for folder in (self.models, self.endpoints, self.objects, self.events, self.store, self.root / "cache"):
+        for folder in (self.models, self.endpoints, self.objects, self.store, self.root / "cache"):
             folder.mkdir(exist_ok=True)
 
     def remove_runtime(self) -> None:

@@ -29,6 +29,7 @@ import psutil
 from loraplane_cli.errors import LocalError, StartFailed
 from loraplane_cli.supervisor.files import private_folder, secret_file, write_atomic
 from loraplane_cli.supervisor.ports import LOOPBACK, PortBook
+from loraplane_cli.supervisor.processes import ended
 from loraplane_cli.supervisor.spec import ProcessSpec, RunAs, open_log, spawn, tail
 
 SUPERUSER = "postgres"
@@ -286,9 +287,7 @@ def _end_left_over(data: Path) -> None:
         process = psutil.Process(pid)
         if Path(process.cwd()) == data.resolve():
             for signum, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, 6.0), (signal.SIGKILL, 5.0)):
-                process.send_signal(signum)
-                with contextlib.suppress(psutil.TimeoutExpired):
-                    process.wait(seconds)
+                if ended(process, signum, seconds):
                     break
     pid_file.unlink(missing_ok=True)
 
@@ -310,7 +309,7 @@ def _initialise(layout: PostgresLayout, password: str, identity: str) -> None:
     argv = [
         str(layout.binary("initdb")), "-D", str(data), "-U", SUPERUSER, "-A", "scram-sha-256",
         "--pwfile", str(password_file), "--encoding=UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8",
-        "--locale=C.UTF-8",
+        "--locale=C.UTF-8", "--no-sync",  # new and empty: what a power cut takes now, the next start makes again
     ]  # fmt: skip
     try:
         _tool(argv, env=ENV, user=user, stdin="", seconds=INITDB_SECONDS)

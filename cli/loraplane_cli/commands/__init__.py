@@ -1,0 +1,1 @@
+"""The commands of `loraplane`, one module per subject."""

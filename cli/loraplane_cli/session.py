@@ -1,0 +1,44 @@
+"""Where a command finds what it talks to: the environment first, then `.loraplane/env`."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loraplane_cli import envfile
+from loraplane_cli.admin import AdminClient
+from loraplane_cli.errors import NotConfigured
+from loraplane_cli.supervisor.layout import STATE_FOLDER, StateFolder
+
+StateDir = Annotated[
+    Path,
+    typer.Option("--state-dir", envvar="LORAPLANE_STATE_DIR", help="Where the local installation keeps its state."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DEFAULT_STATE = Path(STATE_FOLDER)
+
+
+def settings(state: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The LORAPLANE_ values that hold here."""
+    own = {name: value for name, value in environment.items() if name.startswith("LORAPLANE_")}
+    return envfile.read_env(StateFolder.of(state).env) | own
+
+
+@contextlib.contextmanager
+def admin(state: Path) -> Iterator[AdminClient]:
+    """The registry's admin client. Raises NotConfigured."""
+    found = settings(state)
+    url, key = found.get(envfile.ADMIN_URL), found.get(envfile.ADMIN_KEY)
+    if not url or not key:
+        raise NotConfigured(
+            f"neither {envfile.ADMIN_URL} and {envfile.ADMIN_KEY} nor {StateFolder.of(state).env} are there; "
+            "is `loraplane up` running, and is this its folder (--state-dir)?"
+        )
+    client = AdminClient(url, key)
+    try:
+        yield client
+    finally:
+        client.close()
