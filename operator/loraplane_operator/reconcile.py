@@ -139,6 +139,8 @@ class Reconciler:
                 return None
             with metrics.PHASE_SECONDS.labels("plan").time():
                 planned = plan(world)
+            for ref, error in planned.broken:
+                log.error("planning broke", extra={"object": str(ref)}, exc_info=error)
             self._notebook.planned(planned, world.now)
             due = self._executor.submit(planned.actions)
         except Exception:

@@ -195,3 +195,5 @@ class Plan:
     actions: tuple[Action, ...] = ()
     residues: frozenset[Residue] = frozenset()
     due_at: float | None = None
+    #: Objects whose planning broke; the others' plans stand.
+    broken: tuple[tuple[ObjectRef, Exception], ...] = ()

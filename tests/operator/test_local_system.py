@@ -3,6 +3,7 @@
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from tests.operator.fakes.registry import validated
 from tests.operator.system import System, adapter_manifest, pool_manifest, running, until
 
 
-async def ready(system: System, *, replicas: int = 2, **spec: object) -> None:
+async def ready(system: System, *, replicas: int = 2, **spec: Any) -> None:
     system.write("pool.yaml", pool_manifest(replicas=replicas))
     system.write("pirate.yaml", adapter_manifest(**spec))
     await until(system.ready, what="pirate ready")

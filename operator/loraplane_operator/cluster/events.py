@@ -22,6 +22,8 @@ class EventLog:
         if self._latest.get(note.uid) == told:
             return
         self._latest[note.uid] = told
+        while len(self._latest) > KEPT:
+            del self._latest[next(iter(self._latest))]
         ref = note.ref
         line = {
             "time": time,
@@ -36,7 +38,6 @@ class EventLog:
         self._lines.append(line)
         if len(self._lines) > KEPT + _SLACK:
             self._lines = self._lines[-KEPT:]
-            self._latest.clear()
             replace_file(self._path, "".join(f"{each}\n" for each in self._lines))
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)

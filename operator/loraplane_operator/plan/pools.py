@@ -135,7 +135,8 @@ def _delete(world: World, pool: PoolObject) -> ObjectPlan:
 def _status(world: World, pool: PoolObject, found: Mapping[AdapterKey, Wish], actions: list[Action]) -> dict[str, Any]:
     replicas = (world.workloads or {}).get(pool.ref, ())
     engines = [world.engines[id_] for id_ in pool.replica_ids if id_ in world.engines]
-    ready = [replica for replica in replicas if replica.ready and replica.id in world.engines]
+    wished = set(pool.replica_ids)
+    ready = [each for each in replicas if each.ready and each.id in wished and each.id in world.engines]
     mine = {key: wish for key, wish in found.items() if wish.pool == pool.ref and wish.refusal is None}
     resident = {
         residence.ref for engine in engines for residence in engine.residences.values() if residence.residency in WARM

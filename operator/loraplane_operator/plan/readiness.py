@@ -66,8 +66,12 @@ def ready_verdict(blocked: Verdict | None, wish: Wish | None, rows: list[Row]) -
     return Verdict("Ready", "False", _worst(cold), "; ".join(row.told for row in cold))
 
 
+#: Waits and work under way, the least telling first.
+_MILD = (Reason.NOT_WARM, Reason.LOADING, Reason.REPLICA_NOT_READY)
+
+
 def _worst(cold: list[Row]) -> str:
     """A failure before work under way: it is what somebody has to look at."""
-    mild = (Reason.NOT_WARM, Reason.LOADING, Reason.REPLICA_NOT_READY)
     reasons = [row.reason for row in cold]
-    return next((reason for reason in reasons if reason not in mild), max(reasons, key=mild.index))
+    failed = [reason for reason in reasons if reason not in _MILD]
+    return failed[0] if failed else next(mild for mild in reversed(_MILD) if mild in reasons)

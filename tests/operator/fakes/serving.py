@@ -48,6 +48,8 @@ class Served:
         except LoraplaneError as error:
             status, body, headers = render(error)
             return web.json_response(body, status=status, headers=headers)
+        except ConnectionResetError:  # the operator left the stream
+            return web.Response()
 
 
 def answer(value: object) -> web.Response:
