@@ -64,8 +64,9 @@ UNKNOWN = [
 @pytest.mark.parametrize("unknown", UNKNOWN)
 def test_E19_a_tensor_that_would_not_be_used_is_named_and_refused(unknown: str) -> None:
     with pytest.raises(ArtifactRejected) as caught:
-        parse_layout(CONFIG, spans(*pair(0, "q_proj"), unknown))
+        parse_layout(CONFIG, spans(*pair(1, "q_proj"), unknown))
     assert caught.value.code == "unknown_tensor"
+    assert "is not served" in caught.value.message
     assert repr(unknown) in caught.value.message
 
 

@@ -234,6 +234,10 @@ def test_a_layer_beyond_the_base_is_refused(tmp_path: Path) -> None:
 def test_shapes_of_a_base_follow_its_config(config: dict[str, Any], key_value: int, query: int) -> None:
     shapes = BaseShapes.of(config)
     assert (shapes.key_value, shapes.query) == (key_value, query)
+    assert shapes.in_out("q_proj") == (32, query)
+    assert shapes.in_out("o_proj") == (query, 32)
+    assert shapes.in_out("k_proj") == shapes.in_out("v_proj") == (32, key_value)
+    assert shapes.in_out("gate_proj") == shapes.in_out("up_proj") == shapes.in_out("down_proj")[::-1] == (32, 48)
 
 
 @pytest.mark.parametrize("broken", [{}, {**BASE, "hidden_size": "32"}, {**BASE, "num_hidden_layers": 0}])
