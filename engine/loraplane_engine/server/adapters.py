@@ -24,7 +24,7 @@ from loraplane_core.errors import (
     from_wire,
 )
 from loraplane_core.identity import AdapterId
-from loraplane_core.wire.engine import PutAdapter, Residence, ResidencyClass
+from loraplane_core.wire.engine import Pin, PutAdapter, Residence, ResidencyClass
 from loraplane_engine import messages as m
 from loraplane_engine.server.core_client import CoreClient
 from loraplane_engine.server.images import Image, ImageStore
@@ -131,6 +131,7 @@ class AdapterStore:
         """Idempotent; answers when warm. Raises NotWarm at the deadline, or why the load failed."""
         self._tombstones.pop(str(adapter.ref), None)
         entry = self._entry(adapter)
+        entry.message = ""
         self._failures.pop(str(adapter.ref), None)
         try:
             async with asyncio.timeout(wanted.deadline_s):
@@ -146,14 +147,17 @@ class AdapterStore:
         entry = self._entry(adapter)
         await self._load(entry, 0, folder, pinned=False, warm_wanted=True)
 
-    async def pin(self, adapter: AdapterId, pinned: bool) -> Residence:
+    async def pin(self, adapter: AdapterId, wanted: Pin) -> Residence:
         if str(adapter.ref) not in self._entries:
             raise NotFound(f"{adapter.ref} is not on this engine")
         entry = self._entry(adapter)
         if entry.core is None:
             raise NotFound(f"{adapter.ref} is not warm on this engine")
-        async with asyncio.timeout(CORE_LOAD_SECONDS):
-            await self._mark(entry, pinned=pinned, warm_wanted=None)
+        try:
+            async with asyncio.timeout(CORE_LOAD_SECONDS):
+                await self._mark(entry, pinned=wanted.pinned, warm_wanted=wanted.warm)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{adapter.ref} was not marked in time") from error
         return self._residence(entry)
 
     async def delete(self, adapter: AdapterId, drain_s: float) -> Residence:

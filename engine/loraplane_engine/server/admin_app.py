@@ -80,7 +80,7 @@ class AdminRoutes:
         self._ready()
         wanted = decode(await read_body(scope, receive, _BODY_LIMIT), Pin)
         adapter = admin_id(*_path(scope), header(scope, names.DIGEST))
-        await send_json(send, 200, encode(await self._adapters.pin(adapter, wanted.pinned)), {})
+        await send_json(send, 200, encode(await self._adapters.pin(adapter, wanted)), {})
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope, receive

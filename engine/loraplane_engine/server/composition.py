@@ -15,7 +15,8 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from loraplane_core import headers as names
-from loraplane_core.artifact.digest import artifact_digest, base_digest
+from loraplane_core.artifact.digest import base_digest
+from loraplane_core.artifact.preflight import Limits, preflight
 from loraplane_core.errors import LoraplaneError, Unavailable
 from loraplane_core.identity import AdapterId, ReplicaId
 from loraplane_core.wire.engine import ModelInfo, Residence
@@ -187,7 +188,7 @@ class Engine:
                 in_use=self._adapters.loading,
             )
         )
-        local = await self._load_local()
+        local = await self._load_local(config)
         info = ModelInfo(
             base=settings.served_name,
             base_digest=digest,
@@ -225,16 +226,15 @@ class Engine:
         self._why_not = ""
         log.info("ready: %s (%s), %d adapters", info.base, info.base_digest[:12], len(local))
 
-    async def _load_local(self) -> dict[str, AdapterId]:
+    async def _load_local(self, config: dict[str, Any]) -> dict[str, AdapterId]:
         """The standalone form's adapters: version 1 of tenant `local`."""
         found: dict[str, AdapterId] = {}
+        limits = Limits(max_rank=self._settings.core.max_rank)
         for each in self._settings.adapters:
             try:
-                digest = await asyncio.to_thread(artifact_digest, each.folder)
-                adapter = AdapterId(LOCAL_TENANT, each.name, 1, digest)
+                report = await asyncio.to_thread(preflight, each.folder, base_config=config, limits=limits)
+                adapter = AdapterId(LOCAL_TENANT, each.name, 1, report.digest)
                 await self._adapters.put_local(adapter, each.folder)
-            except FileNotFoundError as error:
-                raise Unavailable(f"--adapter {each.name}: {error.filename} is missing") from error
             except LoraplaneError as error:
                 raise Unavailable(f"--adapter {each.name}: {error.code}: {error.message}") from error
             found[each.name] = adapter

@@ -9,7 +9,7 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from loraplane_core import headers as names
-from loraplane_core.errors import InvalidRequest, LoraplaneError, ModelNotFound, render
+from loraplane_core.errors import ArtifactUnavailable, InvalidRequest, LoraplaneError, ModelNotFound, render
 from loraplane_core.jsonbody import parse_object
 from loraplane_engine import messages as m
 from loraplane_engine.server.adapters import AdapterStore
@@ -34,7 +34,7 @@ from loraplane_engine.server.text import Tokenizer
 log = logging.getLogger(__name__)
 
 #: The core's answer to a request whose adapter it evicted a moment ago.
-NOT_LOADED = "adapter_not_loaded"
+NOT_LOADED = ArtifactUnavailable.code
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

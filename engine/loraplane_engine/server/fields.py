@@ -52,14 +52,7 @@ class Fields:
             raise InvalidParameter(f"`{name}` is required", param=name)
         if not isinstance(value, str):
             raise wrong(name, "a string", value)
-        return check_text(name, value)
-
-
-def check_text(name: str, value: str) -> str:
-    """JSON can spell half of a surrogate pair, which is no text and breaks the tokenizer."""
-    if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-        raise InvalidParameter(f"`{name}` holds an unpaired surrogate", param=name)
-    return value
+        return value
 
 
 def wrong(name: str, wanted: str, value: Any) -> InvalidParameter:

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from loraplane_core.errors import DeadlineExceeded, EngineBusy, LoraplaneError, Unavailable, from_wire
+from loraplane_core.errors import DeadlineExceeded, EngineBusy, LoraplaneError, Withdrawn, from_wire
 from loraplane_engine import messages as m
 from loraplane_engine.server.core_client import CoreClient, RequestMessage
 from loraplane_engine.server.protocol import Choice, GenerateRequest
@@ -143,8 +143,6 @@ class Generation:
         text = self._texts[index]
         if not isinstance(message, m.Output) or text.finished:
             return None
-        if message.finish == "abort":  # nobody here asked for it: the adapter was unloaded past its drain time
-            raise Unavailable("the engine aborted this request", code="aborted")
         if self._first_token is None and message.tokens:
             self._first_token = time.perf_counter()
         piece = text.accept(message)
@@ -165,6 +163,9 @@ class Generation:
             raise message
         if isinstance(message, m.RequestFailed):
             raise from_wire(message.status, {"error": {"code": message.code, "message": message.message}})
+        if isinstance(message, m.Output) and message.finish == "abort":
+            # Nobody here asked for it: an unload went past its drain time.
+            raise Withdrawn("the adapter was withdrawn while this request ran")
         return index, message
 
 

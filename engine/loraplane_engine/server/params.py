@@ -6,7 +6,7 @@ from typing import Any
 
 from loraplane_core.errors import InvalidParameter
 from loraplane_engine.messages import SamplingParams
-from loraplane_engine.server.fields import Fields, check_text, wrong
+from loraplane_engine.server.fields import Fields, wrong
 
 MAX_TOKENS = 1 << 31
 MAX_STOPS = 16
@@ -162,7 +162,7 @@ def _stops(fields: Fields) -> tuple[str, ...]:
         raise InvalidParameter(f"`stop` may hold at most {MAX_STOPS} strings", param="stop")
     if any(not 0 < len(each) <= MAX_STOP_LENGTH for each in stops):
         raise InvalidParameter(f"strings in `stop` have 1 to {MAX_STOP_LENGTH} characters", param="stop")
-    return tuple(check_text("stop", each) for each in stops)
+    return tuple(stops)
 
 
 def _stop_token_ids(fields: Fields) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 from loraplane_core.errors import ContextLengthExceeded, InvalidParameter
 from loraplane_engine.messages import SamplingParams
 from loraplane_engine.server.chat import ChatTemplate, Message
-from loraplane_engine.server.fields import Fields, check_text, wrong
+from loraplane_engine.server.fields import Fields, wrong
 from loraplane_engine.server.params import (
     MAX_CHOICES,
     MAX_LOGPROBS,
@@ -143,7 +143,6 @@ class RequestReader:
         return value
 
     async def _encode(self, text: str, *, special: bool, param: str) -> list[int]:
-        check_text(param, text)
         if len(text) <= INLINE_CHARACTERS:
             ids = self._tokenizer.encode(text, special=special)
         else:
@@ -194,12 +193,12 @@ def _message(where: str, value: Any) -> Message:
 
 def _content(where: str, value: Any) -> str:
     if isinstance(value, str):
-        return check_text(where, value)
+        return value
     if not isinstance(value, list):
         raise wrong(where, "a string or a list of text parts", value)
     parts: list[str] = []
     for index, part in enumerate(value):
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise InvalidParameter("only parts of type text are supported", param=f"{where}[{index}]")
-        parts.append(check_text(f"{where}[{index}]", part["text"]))
+        parts.append(part["text"])
     return "".join(parts)

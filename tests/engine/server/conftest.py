@@ -26,8 +26,15 @@ async def engine(_shared: World) -> World:
     return _shared
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def pool_engine(model: Path, tmp_path: Path) -> AsyncIterator[World]:
-    """A managed engine whose artifact source is away."""
-    async with running(managed(model, tmp_path, "http://127.0.0.1:9"), tmp_path) as world:
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def _shared_pool(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    folder = tmp_path_factory.mktemp("pool")
+    async with running(managed(model, folder, "http://127.0.0.1:9"), folder) as world:
         yield world
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def pool_engine(_shared_pool: World) -> World:
+    """A managed engine whose artifact source is away, shared; for tests that leave nothing in it."""
+    _shared_pool.core.reset()
+    return _shared_pool

@@ -61,7 +61,10 @@ def answer(generate: m.Generate, text: str | bytes = "hello", finish: m.FinishRe
 
 
 class FakeCore:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, hold: bool) -> None:
+        self._ready = asyncio.Event()
+        if not hold:
+            self._ready.set()
         self.received: list[m.ToCore] = []
         self.script: Script = answer
         self.load_answer: Callable[[m.LoadAdapter], m.AdapterState | m.AdapterFailed | None] = self._host
@@ -90,6 +93,10 @@ class FakeCore:
         self.received.clear()
         self.script = answer
         self.load_answer = self._host
+
+    def release(self) -> None:
+        """Let a core that was held finish loading its model."""
+        self._ready.set()
 
     def die(self) -> None:
         if self._life >= 0:
@@ -134,6 +141,7 @@ class FakeCore:
             lora_form="torch",
             threads=1,
         )
+        await self._ready.wait()
         self.say(ready, stats())
         while True:
             for frame in await self._socket.recv_multipart():
@@ -174,8 +182,8 @@ def _replaced(state: m.AdapterState, **changes: object) -> m.AdapterState:
 
 
 @contextlib.asynccontextmanager
-async def fake_core(folder: Path) -> AsyncIterator[FakeCore]:
-    core = FakeCore(folder)
+async def fake_core(folder: Path, *, hold: bool = False) -> AsyncIterator[FakeCore]:
+    core = FakeCore(folder, hold=hold)
     try:
         yield core
     finally:

@@ -42,9 +42,13 @@ async def test_max_tokens_ends_with_length_and_defaults_to_sixteen(engine: World
 @pytest.mark.parametrize("chat", [False, True])
 async def test_case_e16_a_stream_and_a_whole_answer_say_the_same(engine: World, chat: bool) -> None:
     engine.core.script = lambda generate: answer(generate, "grüße, 世界 🎉!")
-    path, prompt = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}) if chat else (
-        "/v1/completions",
-        {"prompt": "hi"},
+    path, prompt = (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+        if chat
+        else (
+            "/v1/completions",
+            {"prompt": "hi"},
+        )
     )
     body = {"model": BASE, "max_tokens": 60, **prompt}
     whole = (await engine.data.post(path, json=body)).json()["choices"][0]

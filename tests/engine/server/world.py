@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from loraplane_core.artifact.digest import base_digest
 from loraplane_core.wire.supervisor import EngineCredentials
 from loraplane_engine import settings as settings_module
 from loraplane_engine.server.composition import Engine
-from loraplane_engine.settings import Managed, Settings
+from loraplane_engine.settings import Settings
 from tests.engine.server.fake_core import FakeCore, fake_core
 
 BASE = "tiny"
@@ -88,33 +89,33 @@ class World:
 
 def standalone(model: Path, folder: Path, *arguments: str) -> Settings:
     return settings_module.parse(
-        ["--model", str(model), "--served-name", BASE, "--port", "0", "--metrics-port", "0"]
-        + ["--ports-file", str(folder / "ports.json"), "--cache-dir", str(folder / "cache"), *arguments]
+        [
+            *("--model", str(model), "--served-name", BASE, "--port", "0", "--metrics-port", "0"),
+            *("--ports-file", str(folder / "ports.json"), "--cache-dir", str(folder / "cache"), *arguments),
+        ]
     )
 
 
 def managed(model: Path, folder: Path, artifacts_url: str, *arguments: str) -> Settings:
     credentials = folder / "credentials.json"
     credentials.touch(0o600)
-    credentials.write_text(
-        json.dumps({name: getattr(CREDENTIALS, name) for name in CREDENTIALS.__struct_fields__})
-    )
+    credentials.write_text(json.dumps({name: getattr(CREDENTIALS, name) for name in CREDENTIALS.__struct_fields__}))
     return settings_module.parse(
-        ["--model", str(model), "--served-name", BASE, "--port", "0", "--credentials", str(credentials)]
-        + ["--replica", "default/pool/0", "--artifacts-url", artifacts_url, "--cache-dir", str(folder / "cache")]
-        + ["--ports-file", str(folder / "ports.json"), *arguments]
+        [
+            *("--model", str(model), "--served-name", BASE, "--port", "0", "--credentials", str(credentials)),
+            *("--replica", "default/pool/0", "--artifacts-url", artifacts_url, "--cache-dir", str(folder / "cache")),
+            *("--ports-file", str(folder / "ports.json"), *arguments),
+        ]
     )
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings, folder: Path, *, ready: bool = True) -> AsyncIterator[World]:
+async def running(settings: Settings, folder: Path, *, ready: bool = True, hold: bool = False) -> AsyncIterator[World]:
     """Start the engine, wait until it is ready, stop it as SIGTERM would."""
     assert settings.ports_file is not None
     settings.ports_file.unlink(missing_ok=True)
     async with contextlib.AsyncExitStack() as owned:
-        core_folder = folder / f"core{len(list(folder.iterdir()))}"
-        core_folder.mkdir()
-        core = await owned.enter_async_context(fake_core(core_folder))
+        core = await owned.enter_async_context(fake_core(Path(tempfile.mkdtemp(dir=folder)), hold=hold))
         engine = Engine(replace(settings, drain_seconds=2.0), core.command)
         stop = asyncio.Event()
         task = asyncio.create_task(engine.run(stop))
@@ -152,12 +153,22 @@ async def until_ready(world: World, seconds: float = 20.0) -> None:
 
 
 async def _ports(path: Path, task: "asyncio.Task[int]") -> dict[str, int]:
-    async with asyncio.timeout(10):
-        while not path.exists():
-            assert not task.done(), task
-            await asyncio.sleep(0.01)
-    found: dict[str, int] = json.loads(path.read_text())
+    def written() -> bool:
+        assert not task.done(), "the engine ended while starting"
+        return path.exists()
+
+    await until(written)
+    found: dict[str, int] = await asyncio.to_thread(lambda: json.loads(path.read_text()))
     return found
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for a condition that nothing signals."""
+    async with asyncio.timeout(seconds):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)
 
 
 async def _stop(task: "asyncio.Task[int]", stop: asyncio.Event) -> None:
