@@ -8,7 +8,6 @@ from loraplane_core.resources.conditions import (
     Condition,
     find_condition,
     is_true,
-    remove_condition,
     set_condition,
     timestamp,
 )
@@ -50,7 +49,6 @@ def test_setting_the_same_again_changes_nothing_and_order_is_kept() -> None:
     assert set_condition(found, "Claimed", "True", Reason.CLAIMED, now=T1) == found
     assert find_condition(found, "Ready") == found[1]
     assert find_condition(found, "Placed") is None
-    assert remove_condition(found, "Claimed") == [found[1]]
 
 
 def test_a_long_message_is_cut() -> None:

@@ -70,7 +70,3 @@ def set_condition(
     if before is None:
         return [*conditions, condition]
     return [condition if known is before else known for known in conditions]
-
-
-def remove_condition(conditions: Iterable[Condition], kind: str) -> list[Condition]:
-    return [condition for condition in conditions if condition.type != kind]

@@ -1,4 +1,4 @@
-"""Every reason a condition or Event may carry; the reference in docs/ is generated from this enum.
+"""Every reason a condition or Event may carry, each with its explanation.
 
 A reason is the CamelCase of the API's error code, so `BaseModelMismatch` in `kubectl get` and
 `base_model_mismatch` in an HTTP answer are one thing to look up.
@@ -27,6 +27,7 @@ class Reason(StrEnum):
     ACTIVATION_OWNED = "ActivationOwned", "Another party decides which version serves."
     MANAGED_BY_OBJECT = "ManagedByObject", "An object is truth for this field."
     IMMUTABLE_FIELD = "ImmutableField", "An edit changed a field that may not change; the old value stays in force."
+    RESERVED_NAME = "ReservedName", "The adapter's name is that of a base model or an alias."
     INVALID_SPEC = "InvalidSpec", "The object does not follow its schema."
 
     POOL_NOT_FOUND = "PoolNotFound", "poolRef names no pool."
@@ -88,6 +89,7 @@ class Reason(StrEnum):
     HEALTHY = "Healthy", "Nothing is degraded."
 
     REGISTRY_UNAVAILABLE = "RegistryUnavailable", "The registry does not answer; tried again."
+    DATABASE_UNAVAILABLE = "DatabaseUnavailable", "The registry cannot reach its database; tried again."
     ENGINE_UNREACHABLE = "EngineUnreachable", "An engine does not answer; tried again."
     CLUSTER_UNAVAILABLE = "ClusterUnavailable", "The cluster or supervisor does not answer; tried again."
     PROTOCOL_MISMATCH = "ProtocolMismatch", "Two components speak protocols too far apart."
