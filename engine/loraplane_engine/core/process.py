@@ -22,7 +22,6 @@ class Channel:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)  # the server bounds what is in flight
-        self._socket.setsockopt(zmq.LINGER, 1000)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
         self._socket.connect(endpoint)
         self._poller = zmq.Poller()
@@ -49,8 +48,7 @@ class Channel:
 
     def close(self) -> None:
         self._socket.disable_monitor()
-        self._socket.close()
-        self._context.term()
+        self._context.destroy(linger=1000)  # closes the monitor's socket too, which term() would wait for
 
 
 def run_core(options: CoreOptions, endpoint: str) -> None:
