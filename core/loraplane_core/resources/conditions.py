@@ -37,11 +37,6 @@ def find_condition(conditions: Iterable[Condition], kind: str) -> Condition | No
     return next((condition for condition in conditions if condition.type == kind), None)
 
 
-def is_true(conditions: Iterable[Condition], kind: str) -> bool:
-    found = find_condition(conditions, kind)
-    return found is not None and found.status == "True"
-
-
 def set_condition(
     conditions: Sequence[Condition],
     kind: str,
