@@ -11,7 +11,7 @@ import pytest
 
 from loraplane_core.artifact import preflight as module_under_test
 from loraplane_core.artifact.digest import CONFIG_FILE, WEIGHTS_FILE, artifact_digest
-from loraplane_core.artifact.preflight import BaseShapes, Limits, PreflightReport, check_base, preflight
+from loraplane_core.artifact.preflight import BaseShapes, Limits, PreflightReport, base_evidence, preflight
 from loraplane_core.errors import ArtifactRejected, BaseModelMismatch, InvalidParameter
 from tests.core.artifacts import BASE, CONFIG, IN_OUT, Tensor, lora, name, ones, safetensors, tensor, write
 
@@ -327,13 +327,20 @@ def test_a_base_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_stated_base_must_be_the_pools_or_an_alias(tmp_path: Path) -> None:
-    stated = check(write(tmp_path / "a", lora(), {**CONFIG, "base_model_name_or_path": "org/toy"}))
-    silent = check(write(tmp_path / "b", lora()))
-    assert check_base(stated, base_model="org/toy", aliases=[]) == "artifact"
-    assert check_base(stated, base_model="toy", aliases=["x/y", "org/toy"]) == "artifact"
-    assert check_base(silent, base_model="toy", aliases=[]) == "declared"
+    stated = check(write(tmp_path / "a", lora(), {**CONFIG, "base_model_name_or_path": "org/toy"})).base_name
+    silent = check(write(tmp_path / "b", lora())).base_name
+    assert base_evidence(stated, ["org/toy"]) == "artifact"
+    assert base_evidence(stated, ["toy", "x/y", "org/toy"]) == "artifact"
+    assert base_evidence(silent, ["toy"]) == "declared"
     with pytest.raises(BaseModelMismatch, match="org/toy"):
-        check_base(stated, base_model="toy", aliases=["org/Toy"])
+        base_evidence(stated, ["toy", "org/Toy"])
+
+
+def test_another_stated_base_is_the_reason_before_any_shape(tmp_path: Path) -> None:
+    folder = write(tmp_path, lora(), {**CONFIG, "base_model_name_or_path": "org/other"})
+    narrow = {**BASE, "hidden_size": 2}
+    with pytest.raises(BaseModelMismatch, match="org/other"):
+        preflight(folder, base_config=narrow, limits=Limits(), base_names=["toy", "org/toy"])
 
 
 def test_core_reads_artifacts_and_resources_without_torch_and_without_yaml() -> None:

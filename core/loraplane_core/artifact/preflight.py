@@ -98,15 +98,25 @@ def _size(config: Mapping[str, Any], field: str) -> int:
     return value
 
 
-def preflight(folder: Path, *, base_config: Mapping[str, Any] | None, limits: Limits) -> PreflightReport:
+def preflight(
+    folder: Path,
+    *,
+    base_config: Mapping[str, Any] | None,
+    limits: Limits,
+    base_names: Sequence[str] = (),
+) -> PreflightReport:
     """Check the artifact in `folder`; raises ArtifactRejected with the code of the first rule it breaks.
 
-    Only the two files are read. Without `base_config` shapes are checked for consistency only. The caller owns
-    the folder: nobody may write to it meanwhile.
+    Only the two files are read. Without `base_config` shapes are checked for consistency only. With
+    `base_names` (the base's name and aliases) another base stated in the artifact raises BaseModelMismatch
+    before any shape is looked at: that is the reason a person can act on. The caller owns the folder:
+    nobody may write to it meanwhile.
     """
     sizes = _check_files(folder, limits)
     config = read_config(folder / CONFIG_FILE, max_bytes=limits.max_config_bytes)
     check_config(config)
+    if base_names:
+        base_evidence(base_name(config), base_names)
     header = read_header(folder / WEIGHTS_FILE, limit=limits.max_header_bytes)
     sites = parse_layout(config, header)
     _check_ranks(sites, limits.max_rank)
@@ -127,15 +137,18 @@ def preflight(folder: Path, *, base_config: Mapping[str, Any] | None, limits: Li
     )
 
 
-def check_base(report: PreflightReport, *, base_model: str, aliases: Sequence[str]) -> BaseEvidence:
-    """What ties the artifact to the base: its own statement, or only the declaration. Raises BaseModelMismatch."""
-    if report.base_name is None:
+def base_evidence(stated: str | None, base_names: Sequence[str]) -> BaseEvidence:
+    """What ties an artifact that states the base `stated` to the base called `base_names` (name, then aliases).
+
+    Its own statement, or only the declaration. Raises BaseModelMismatch.
+    """
+    if stated is None:
         return "declared"
-    if report.base_name in (base_model, *aliases):
+    if stated in base_names:
         return "artifact"
     raise BaseModelMismatch(
-        f"the artifact was trained for {shown(report.base_name)}; the pool serves {shown(base_model)}"
-        f" (aliases: {', '.join(aliases) or 'none'})",
+        f"the artifact was trained for {shown(stated)}; the pool serves {shown(base_names[0])}"
+        f" (aliases: {', '.join(base_names[1:]) or 'none'})",
         param="base_model",
     )
 

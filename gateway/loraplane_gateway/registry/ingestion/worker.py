@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loraplane_core.artifact.preflight import Limits, check_base, preflight
+from loraplane_core.artifact.preflight import Limits, base_evidence, preflight
 from loraplane_core.errors import LoraplaneError
 from loraplane_gateway.registry.artifacts.store import ArtifactStore
 from loraplane_gateway.registry.ingestion.sources import copy_artifact
@@ -73,8 +73,9 @@ def ingest(job: IngestJob) -> Outcome:
 def _ingest(job: IngestJob, store: ArtifactStore, staged: Path) -> Outcome:
     limits = Limits(max_bytes=job.max_bytes, max_rank=job.max_rank)
     copy_artifact(job.root, job.path, staged, limits)
-    report = preflight(staged, base_config=job.base_config, limits=limits)
-    evidence = check_base(report, base_model=job.base_model, aliases=job.aliases)
+    base_names = (job.base_model, *job.aliases)
+    report = preflight(staged, base_config=job.base_config, limits=limits, base_names=base_names)
+    evidence = base_evidence(report.base_name, base_names)
     if job.expected_digest is not None and report.digest != job.expected_digest:
         return Refused("digest_mismatch", f"the bytes have the digest {report.digest}, not the one declared")
     if job.expected_rank is not None and report.rank != job.expected_rank:
