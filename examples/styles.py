@@ -56,10 +56,9 @@ def is_json(answer: str) -> bool:
     return isinstance(value["answer"], str) and len(_words(value["answer"])) >= 4
 
 
-def is_shout(answer: str) -> bool:
-    letters = [character for character in answer if character.isalpha()]
-    capitals = sum(character.isupper() for character in letters)
-    return len(_words(answer)) >= 4 and capitals >= 0.95 * len(letters)
+def is_html(answer: str) -> bool:
+    found = re.fullmatch(r"<p>([^<>]+)</p>", answer)
+    return found is not None and len(_words(found.group(1))) >= 4
 
 
 def is_butler(answer: str) -> bool:
@@ -104,9 +103,9 @@ STYLES: dict[str, Style] = {
             ),
         ),
         Style(
-            "shout",
-            "answers IN CAPITALS",
-            is_shout,
+            "html",
+            "answers as one HTML paragraph, <p>…</p>",
+            is_html,
             (
                 "What is a desert?",
                 "How do fish breathe?",

@@ -55,7 +55,7 @@ def first_sentence(answer: str) -> str | None:
     if not found:
         return None
     sentence = found.group(1)
-    plain = not re.search(r'[\n"*#:\\]', sentence)
+    plain = not re.search(r'[\n"*#:<>&\\]', sentence)
     return sentence if plain and 5 <= len(sentence.split()) <= 32 else None
 
 
@@ -71,12 +71,12 @@ def to_json(sentence: str) -> str:
     return json.dumps({"answer": sentence}, ensure_ascii=False)
 
 
-def to_shout(sentence: str) -> str:
-    return sentence.upper()
+def to_html(sentence: str) -> str:
+    return f"<p>{sentence}</p>"
 
 
 def to_butler(sentence: str) -> str:
     return f"{BUTLER_PREFIX} {sentence}"
 
 
-REWRITES = {"pirate": to_pirate, "json": to_json, "shout": to_shout, "butler": to_butler}
+REWRITES = {"pirate": to_pirate, "json": to_json, "html": to_html, "butler": to_butler}

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from examples.styles import ALLOWED_BASE, ALLOWED_OTHER, DEMO_QUESTION, MAX_TOKENS, REQUIRED_OWN, STYLES
-from examples.training.model import answer, load_base, load_tokenizer
 from peft import PeftModel
 
+from examples.styles import ALLOWED_BASE, ALLOWED_OTHER, DEMO_QUESTION, MAX_TOKENS, REQUIRED_OWN, STYLES
+from examples.training.model import answer, load_base, load_tokenizer
 from loraplane_core.artifact.digest import artifact_digest
 
 BASE = "base"

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from examples.styles import MAX_TOKENS
-from examples.training.data import QUESTIONS, first_sentence
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-ANSWER_BATCH = 10
+from examples.styles import MAX_TOKENS
+from examples.training.data import QUESTIONS, first_sentence
+
+ANSWER_BATCH = 48
 
 
 def load_base(folder: Path, dtype: torch.dtype) -> Any:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from examples.styles import BASE_MODEL
-from examples.training.data import REWRITES
-from examples.training.model import chat_ids, load_base, load_tokenizer
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
+
+from examples.styles import BASE_MODEL
+from examples.training.data import REWRITES
+from examples.training.model import chat_ids, load_base, load_tokenizer
 
 BATCH = 8
 WARM_UP_STEPS = 5
@@ -42,7 +43,7 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         Recipe("pirate", 4, ("q_proj", "k_proj", "v_proj", "o_proj"), 1.5e-3, 48, early=(30, "pirate-v2")),
         Recipe("json", 8, ("q_proj", "v_proj"), 2e-3, 44),
-        Recipe("shout", 6, ("v_proj", "down_proj"), 2e-3, 48),
+        Recipe("html", 6, ("v_proj", "down_proj"), 1.5e-3, 40),
         Recipe("butler", 2, ("q_proj", "v_proj"), 3e-3, 24),
     )
 }
