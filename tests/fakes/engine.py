@@ -34,7 +34,8 @@ from loraplane_core.wire.engine import (
 )
 
 HEARTBEAT = 0.2
-Place = str | int  # "headers", "first", or the number of chunks already sent
+#: "headers" (nothing sent), "first" (headers sent), "body" (half of an unstreamed body), or so many chunks sent.
+Place = str | int
 CAPACITY = Capacity(
     slots=4, adapter_bytes=1 << 20, used_bytes=0, host_bytes=1 << 20, kv_tokens=1000, kv_tokens_displaced=0
 )
@@ -214,19 +215,17 @@ class FakeEngine:
             return
         text, model = " ".join(plan.tokens), recorded.body["model"]
         usage = {"prompt_tokens": 7, "completion_tokens": len(plan.tokens), "total_tokens": 7 + len(plan.tokens)}
+        kind = b"text/event-stream" if recorded.body.get("stream") else b"application/json"
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind), *own]})
         if not recorded.body.get("stream"):
+            message = {"role": "assistant", "content": text}
+            choice = {"index": 0, "text": text, "message": message, "finish_reason": "stop"}
+            body = json.dumps(_envelope(recorded.path, model, [choice], usage, whole=True)).encode()
             await place("first")
-            choice = {
-                "index": 0,
-                "text": text,
-                "message": {"role": "assistant", "content": text},
-                "finish_reason": "stop",
-            }
-            await _whole(send, 200, _envelope(recorded.path, model, [choice], usage, whole=True), own)
+            await send({"type": "http.response.body", "body": body[:20], "more_body": True})
+            await place("body")
+            await send({"type": "http.response.body", "body": body[20:], "more_body": False})
             return
-        await send(
-            {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream"), *own]}
-        )
         await place("first")
         for number, token in enumerate(plan.tokens):
             await place(number)

@@ -16,7 +16,7 @@ from loraplane_core.wire.engine import STATE_TIMEOUT_SECONDS
 from loraplane_gateway.data.accounting import UsageLog
 from loraplane_gateway.data.admission import Admission
 from loraplane_gateway.data.auth import Authenticator
-from loraplane_gateway.data.http import ClientGone, Responder, check_framing, header, request_id
+from loraplane_gateway.data.http import ENDS_CONNECTION, ClientGone, Responder, check_framing, header, request_id
 from loraplane_gateway.data.inference import Inference
 from loraplane_gateway.data.metrics import Metrics
 from loraplane_gateway.data.proxy import Proxy
@@ -119,11 +119,9 @@ class App:
             log.error("request %s failed", responder.request_id, exc_info=error)
         if responder.status:  # too late to say anything; the server closes the connection
             raise error
-        extra = {}
         if isinstance(error, LoraplaneError):
             self.metrics.refused.labels(error.code).inc()
-            if error.status in (400, 408, 413):  # whatever of a body is still coming is not another request
-                extra = {"connection": "close"}
+        extra = {"connection": "close"} if isinstance(error, ENDS_CONNECTION) else {}
         await responder.error(error, extra)
 
 

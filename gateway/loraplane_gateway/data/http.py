@@ -23,6 +23,14 @@ class ClientGone(Exception):
     """The client closed the connection; nobody reads an answer."""
 
 
+class BadFraming(InvalidRequest):
+    """Two readers could see the request's body end at different places."""
+
+
+class BodyLate(DeadlineExceeded):
+    pass
+
+
 def header(scope: Scope, name: str) -> str | None:
     """The first header of that lower-case name."""
     wanted = name.encode()
@@ -39,11 +47,11 @@ def check_framing(scope: Scope) -> None:
     """Refuse a body whose length two readers could see differently (G85). h11 refuses the other odd forms."""
     given = {key for key, _ in scope["headers"]}
     if b"content-length" in given and b"transfer-encoding" in given:
-        raise InvalidRequest("a request carries Content-Length or Transfer-Encoding, never both")
+        raise BadFraming("a request carries Content-Length or Transfer-Encoding, never both")
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, timeout: float) -> bytes:
-    """The whole body, at most `limit` bytes. Raises BodyTooLarge, DeadlineExceeded, ClientGone."""
+    """The whole body, at most `limit` bytes. Raises BodyTooLarge, BodyLate, ClientGone."""
     declared = header(scope, "content-length")
     if declared is not None and int(declared) > limit:  # h11 let only digits through
         await _discard(receive)
@@ -64,7 +72,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, timeout: float) 
                 if not message.get("more_body"):
                     return b"".join(chunks)
     except TimeoutError as error:
-        raise DeadlineExceeded(f"the request body did not arrive within {timeout:g} s") from error
+        raise BodyLate(f"the request body did not arrive within {timeout:g} s") from error
     chunks.clear()
     await _discard(receive)
     raise _too_large(limit)
@@ -91,6 +99,10 @@ async def disconnected(receive: Receive) -> None:
     """Returns when the client has gone; call only after the body has been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+#: After these the rest of what the client sends is not another request.
+ENDS_CONNECTION = (BadFraming, BodyTooLarge, BodyLate)
 
 
 class Responder:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -13,7 +12,7 @@ from typing import Any
 import httpx
 import psycopg
 
-from loraplane_core.credentials import new_master, read_key, role_key
+from loraplane_core.credentials import new_master, role_key
 from loraplane_core.identity import ReplicaId
 from loraplane_gateway import keys
 from loraplane_gateway.data.app import App, running
@@ -41,7 +40,16 @@ class Seeded:
     admin_only: str
     expired: str
     revoked: str
-    pepper: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    database: Database
+    keys: Seeded
+
+    @property
+    def url(self) -> str:
+        return self.database.data_url
 
 
 def seed(database: Database, pepper: bytes) -> Seeded:
@@ -67,7 +75,6 @@ def seed(database: Database, pepper: bytes) -> Seeded:
             admin_only=add_key(connection, "acme", pepper, scopes=["admin"]),
             expired=add_key(connection, "acme", pepper, expires="now() - interval '1 minute'"),
             revoked=add_key(connection, "acme", pepper, revoked="now()"),
-            pepper=pepper,
         )
 
 
@@ -138,7 +145,6 @@ class Place:
     """The folder with the process's files, made before the gateway."""
 
     folder: Path
-    pepper: bytes
     role_keys: dict[str, bytes]
 
     @property
@@ -163,13 +169,13 @@ class Place:
         return FakeEngine(ReplicaId(*pool, ordinal), base, digest, self.role_keys)
 
 
-def prepare(folder: Path) -> Place:
+def prepare(folder: Path, pepper: bytes) -> Place:
     master = new_master()
     role_keys = {"data": role_key(master, "data"), "state": role_key(master, "state")}
-    for name, value in {**role_keys, "pepper": secrets.token_bytes(32)}.items():
+    for name, value in {**role_keys, "pepper": pepper}.items():
         (folder / name).write_text(value.hex())
     (folder / "endpoints").mkdir()
-    return Place(folder, read_key(folder / "pepper"), role_keys)
+    return Place(folder, role_keys)
 
 
 class Gateway:
