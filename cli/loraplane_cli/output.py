@@ -10,6 +10,7 @@ import typer
 import yaml
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from loraplane_cli.errors import LocalError
 from loraplane_core.errors import LoraplaneError, error_object
@@ -19,7 +20,11 @@ REFUSED = 1
 #: Exit status when a deadline passed while waiting.
 TIMED_OUT = 7
 
+LINE_WIDTH = 2000
+
 console = Console(highlight=False, soft_wrap=True)
+#: For tables: never narrower than a line.
+lines = Console(highlight=False, width=LINE_WIDTH)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -32,13 +37,18 @@ def print_yaml(value: object) -> None:
     sys.stdout.write(yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False, allow_unicode=True))
 
 
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """One line a row, however long, as kubectl prints: a terminal may wrap it, a pipe must not see it cut."""
+    lines.print(table(headings, rows))
+
+
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Left-aligned and without frames, as kubectl prints."""
+    """Left-aligned and without frames."""
     built = Table(box=None, pad_edge=False, header_style="bold", show_edge=False, padding=(0, 2, 0, 0))
     for heading in headings:
-        built.add_column(heading, overflow="fold")
+        built.add_column(heading, no_wrap=True)
     for row in rows:
-        built.add_row(*("" if cell is None else str(cell) for cell in row))
+        built.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
     return built
 
 

@@ -25,7 +25,11 @@ from loraplane_cli.errors import BadDocument, StartFailed
 from loraplane_cli.objects import condition, read_objects
 from loraplane_cli.supervisor.layout import StateFolder
 from loraplane_cli.supervisor.status import SupervisorStatus, read_status
+from loraplane_core.identity import PoolRef
 from loraplane_core.labels import ADAPTER_KIND, POOL_KIND, TENANT_KIND
+from loraplane_core.resources.adapter import LoRAAdapter
+from loraplane_core.resources.documents import Resource
+from loraplane_core.resources.pool import BaseModelPool
 
 POLL_SECONDS = 0.2
 #: A reason that looks final is believed after so long: a tenant may be created, a pool read, a moment later.
@@ -90,13 +94,21 @@ class Progress:
         self._folder = folder
         self._only = None if only is None else frozenset(only)
         self._since: dict[tuple[Key, str], float] = {}
+        self._tenants_wait = False
+        self._serving: frozenset[PoolRef] = frozenset()
 
     def snapshot(self) -> Snapshot:
         documents, problems = self._documents()
         stored = self._stored()
         keys = envfile.read_env(self._state.env)
+        self._tenants_wait = any(
+            document.key[0] == TENANT_KIND and envfile.key_variable(document.key[2]) not in keys
+            for document in documents
+        )
+        status = read_status(self._state)
+        self._serving = serving_pools(status)
         items = tuple(self._item(document, stored.get(document.key), keys) for document in documents)
-        return Snapshot(read_status(self._state), items, (*problems, *self._reported()))
+        return Snapshot(status, items, (*problems, *self._reported()))
 
     def _documents(self) -> tuple[list[Document], list[str]]:
         found: dict[Key, Document] = {}
@@ -144,11 +156,25 @@ class Progress:
         if judged.get("observedGeneration", 0) not in (0, meta.get("generation")):
             return "waiting"
         if judged.get("status") == "True":
-            return "ready"
-        if reason in WAITING:
+            # What an earlier run reported stands until the operator has looked again; engines are known at once.
+            return "ready" if _pool(document.resource) in self._serving else "waiting"
+        if reason in WAITING or self._tenants_wait:
             return "waiting"
         since = self._since.setdefault((document.key, reason), time.monotonic())
         return "failed" if time.monotonic() - since >= SETTLE_SECONDS else "waiting"
+
+
+def _pool(resource: Resource) -> PoolRef | None:
+    if isinstance(resource, BaseModelPool):
+        return resource.ref
+    return resource.pool if isinstance(resource, LoRAAdapter) else None
+
+
+def serving_pools(status: SupervisorStatus | None) -> frozenset[PoolRef]:
+    """Pools with an engine that is ready now."""
+    workloads = status.workloads if status is not None and status.phase == "running" else []
+    ready = [workload for workload in workloads if any(replica.ready for replica in workload.replicas)]
+    return frozenset(PoolRef(workload.namespace, workload.pool) for workload in ready)
 
 
 async def follow(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.panel import Panel
 from rich.text import Text
 
 from loraplane_cli import envfile
@@ -48,8 +47,9 @@ def machine_form(state: StateFolder, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def banner(state: StateFolder, snapshot: Snapshot, console: Console) -> None:
+    """Plain lines: keys and the command are there to be copied."""
     told = machine_form(state, snapshot)
-    text = Text()
+    console.print("\n[bold green]Loraplane is up[/]")
     for label, value in (
         ("OpenAI API", f"{told['gateway_url']}/v1"),
         ("admin API", told["admin_url"]),
@@ -57,13 +57,12 @@ def banner(state: StateFolder, snapshot: Snapshot, console: Console) -> None:
         ("logs", _short(state.logs)),
         *((f"key of {name.removeprefix(envfile.KEY_PREFIX).lower()}", key) for name, key in told["keys"].items()),
     ):
-        text.append(f"{label:<16}", style="bold").append(f"{value}\n")
+        console.print(Text(f"  {label:<16}", style="bold"), value, sep="", markup=False)
     for failure in snapshot.failures:
-        text.append("not in force    ", style="bold red").append(f"{failure}\n")
-    console.print(Panel(text, title="Loraplane is up", title_align="left", expand=False))
+        console.print(Text("  not in force    ", style="bold red"), failure, sep="", markup=False)
     if told["curl"]:
-        console.print("Try it:\n")
-        console.print(told["curl"], markup=False, soft_wrap=True)
+        console.print("\nTry it:\n")
+        console.print(told["curl"], markup=False)
         console.print()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from loraplane_cli.supervisor.components import Kit, Options, Urls
-from loraplane_cli.supervisor.keeper import Component
+from loraplane_cli.supervisor.keeper import Component, Stops
 from loraplane_cli.supervisor.layout import StateFolder
 from loraplane_cli.supervisor.probes import blocking, http_ready
 from loraplane_cli.supervisor.spec import ProcessSpec
@@ -24,15 +24,16 @@ class StandIns:
         self._broken = broken
         self._ports = {name: kit.ports.assign(name) for name in ("registry", "gateway-0")}
 
-    def services(self) -> list[Component]:
+    def groups(self) -> list[list[Component]]:
+        sleeper = self._make("operator", "import time; time.sleep(600)")
         return [
-            Component("migrate", self._make("migrate", "import sys"), None),
-            self._server("registry"),
-            self._server("gateway-0", edge=True),
+            [Component("migrate", self._make("migrate", "import sys"), None)],
+            [
+                self._server("registry"),
+                self._server("gateway-0", "edge"),
+                Component("operator", sleeper, blocking(lambda: True), stops="first"),
+            ],
         ]
-
-    def operator(self) -> Component:
-        return Component("operator", self._make("operator", "import time; time.sleep(600)"), blocking(lambda: True))
 
     def urls(self) -> Urls:
         registry = f"http://127.0.0.1:{self._ports['registry']}"
@@ -44,10 +45,10 @@ class StandIns:
             redis="redis://:x@127.0.0.1/0",
         )
 
-    def _server(self, name: str, edge: bool = False) -> Component:
+    def _server(self, name: str, stops: Stops = "last") -> Component:
         code = "raise SystemExit('no such table')" if name == self._broken else SERVE
         probe = http_ready(self._kit.client, lambda: self._ports[name], "/health/ready")
-        return Component(name, self._make(name, code, str(self._ports[name])), probe, start_seconds=20, edge=edge)
+        return Component(name, self._make(name, code, str(self._ports[name])), probe, start_seconds=20, stops=stops)
 
     def _make(self, name: str, code: str, *arguments: str) -> Callable[[], ProcessSpec]:
         return lambda: ProcessSpec(

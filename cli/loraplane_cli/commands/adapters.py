@@ -7,7 +7,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from loraplane_cli.admin import AdminClient, upload_folder
-from loraplane_cli.output import REFUSED, TIMED_OUT, age, console, done, errors, leave, print_json, size, table
+from loraplane_cli.output import REFUSED, TIMED_OUT, age, console, done, errors, leave, print_json, print_table, size
 from loraplane_cli.session import DEFAULT_STATE, Json, StateDir, admin
 from loraplane_core.errors import InvalidName
 from loraplane_core.identity import AdapterRef, check_name
@@ -43,7 +43,7 @@ def list_adapters(
         [each.tenant, each.adapter, each.active_version or "", len(each.versions), each.pool, each.claim_ref]
         for each in found
     ]
-    console.print(table(["TENANT", "ADAPTER", "ACTIVE", "VERSIONS", "POOL", "OBJECT"], rows))
+    print_table(["TENANT", "ADAPTER", "ACTIVE", "VERSIONS", "POOL", "OBJECT"], rows)
 
 
 @adapter.command("show")
@@ -62,7 +62,7 @@ def show(name: Name, state_dir: StateDir = DEFAULT_STATE, json: Json = False) ->
     ]  # fmt: skip
     console.print(f"{found.tenant}/{found.adapter}  pool {found.pool or '-'}  object {found.claim_ref or '-'}")
     headings = ["VERSION", "STATE", "", "RANK", "SIZE", "DIGEST", "BASE", "EVIDENCE", "AGE", "MESSAGE"]
-    console.print(table(headings, rows))
+    print_table(headings, rows)
 
 
 @adapter.command("register")

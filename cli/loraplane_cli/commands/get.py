@@ -10,7 +10,7 @@ import typer
 
 from loraplane_cli.errors import LocalError
 from loraplane_cli.objects import KINDS, Object, adapter_row, condition, pool_row, read_objects, reference
-from loraplane_cli.output import age, console, print_json, print_yaml, table
+from loraplane_cli.output import age, console, print_json, print_table, print_yaml
 from loraplane_cli.session import DEFAULT_STATE, Json, StateDir, admin
 from loraplane_cli.supervisor.layout import StateFolder
 from loraplane_cli.supervisor.spec import tail
@@ -72,16 +72,16 @@ def get(
     if not found:
         console.print(f"no {kind} yet")
         return
-    console.print(_objects(kind, found, wide=form is Form.WIDE))
+    _print_objects(kind, found, wide=form is Form.WIDE)
 
 
-def _objects(kind: str, found: list[Object], *, wide: bool) -> object:
+def _print_objects(kind: str, found: list[Object], *, wide: bool) -> None:
     cells = adapter_row if kind == ADAPTER_KIND else pool_row
     rows = []
     for each in found:
         *values, created = cells(each)
         rows.append([*values, age(str(created)), *(_wide(kind, each) if wide else [])])
-    return table([*HEADINGS[kind], *(WIDE[kind] if wide else [])], rows)
+    print_table([*HEADINGS[kind], *(WIDE[kind] if wide else [])], rows)
 
 
 def _wide(kind: str, found: Object) -> list[object]:
@@ -104,7 +104,7 @@ def _tenants(state_dir: Path, name: str | None, form: Form) -> None:
         (print_json if form is Form.JSON else print_yaml)({"items": tenants})
         return
     rows = [[tenant.name, ", ".join(tenant.namespaces), age(tenant.created_at)] for tenant in tenants]
-    console.print(table(["NAME", "NAMESPACES", "AGE"], rows))
+    print_table(["NAME", "NAMESPACES", "AGE"], rows)
 
 
 def events(
@@ -133,7 +133,7 @@ def events(
         ]
         for event in found
     ]  # fmt: skip
-    console.print(table(["LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"], rows))
+    print_table(["LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"], rows)
 
 
 def logs(

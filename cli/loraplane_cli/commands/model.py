@@ -8,7 +8,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from loraplane_cli.errors import LocalError
 from loraplane_cli.model_import import ModelImportError, import_gguf
-from loraplane_cli.output import console, errors, print_json, table
+from loraplane_cli.output import console, errors, print_json, print_table
 from loraplane_cli.session import DEFAULT_STATE, Json, StateDir
 from loraplane_cli.supervisor.layout import StateFolder
 from loraplane_core.identity import check_name
@@ -56,4 +56,4 @@ def list_models(root: Root = None, state_dir: StateDir = DEFAULT_STATE, json: Js
     if json:
         print_json({"items": [{"name": name, "path": str(folder / name)} for name in found]})
     else:
-        console.print(table(["NAME", "URI"], [[name, f"file:{name}"] for name in found]))
+        print_table(["NAME", "URI"], [[name, f"file:{name}"] for name in found])

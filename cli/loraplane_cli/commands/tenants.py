@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from loraplane_cli.output import age, console, done, print_json, table
+from loraplane_cli.output import age, console, done, print_json, print_table
 from loraplane_cli.session import DEFAULT_STATE, Json, StateDir, admin
 from loraplane_core.identity import check_name
 from loraplane_core.wire.registry import KeyScope, KeySpec, TenantSpec
@@ -47,7 +47,7 @@ def list_tenants(state_dir: StateDir = DEFAULT_STATE, json: Json = False) -> Non
         print_json({"items": found})
         return
     rows = [[each.name, ", ".join(each.namespaces), age(each.created_at)] for each in found]
-    console.print(table(["NAME", "NAMESPACES", "AGE"], rows))
+    print_table(["NAME", "NAMESPACES", "AGE"], rows)
 
 
 @tenant.command("delete")
@@ -94,7 +94,7 @@ def list_keys(tenant_name: Name, state_dir: StateDir = DEFAULT_STATE, json: Json
          age(each.created_at)]
         for each in found
     ]  # fmt: skip
-    console.print(table(["ID", "NAME", "SCOPES", "STATE", "EXPIRES", "AGE"], rows))
+    print_table(["ID", "NAME", "SCOPES", "STATE", "EXPIRES", "AGE"], rows)
 
 
 @key.command("revoke")

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from loraplane_cli.objects import Object, read_objects
-from loraplane_cli.output import console, print_json, size, table
+from loraplane_cli.output import console, lines, print_json, size, table
 from loraplane_cli.session import DEFAULT_STATE, Json, StateDir
 from loraplane_cli.supervisor.layout import StateFolder
 from loraplane_core.errors import InvalidName
@@ -64,7 +64,7 @@ def top(
             if json:
                 print_json(_machine_form(readings, adapters))
             else:
-                console.print(_picture(readings, {}, adapters))
+                lines.print(_picture(readings, {}, adapters))
             return
         before: dict[str, Reading] = {}
         with Live(console=console, screen=True, auto_refresh=False) as live, contextlib.suppress(KeyboardInterrupt):

@@ -62,9 +62,9 @@ class Kit:
 class Parts(Protocol):
     """A system to supervise."""
 
-    def services(self) -> list[Component]: ...
-
-    def operator(self) -> Component: ...
+    def groups(self) -> list[list[Component]]:
+        """What starts side by side; a group begins when the one before it is ready."""
+        ...
 
     def urls(self) -> Urls:
         """Where everything answers; known once the services run."""
@@ -85,14 +85,17 @@ class System:
         self._valkey: Valkey | None = None
         self._port_of: dict[str, int] = {}
 
-    def services(self) -> list[Component]:
-        """Databases and gateways; the operator follows when engines can be asked for."""
+    def groups(self) -> list[list[Component]]:
         gateways = [self._data(number) for number in range(self._options.data_replicas)]
-        return [self._postgres_component(), self._valkey_component(), self._migrate(), self._registry(), *gateways]
+        return [
+            [self._postgres_component(), self._valkey_component()],
+            [self._migrate()],
+            [self._registry(), *gateways, self._operator()],
+        ]
 
-    def operator(self) -> Component:
-        probe = http_ready(self._client, lambda: self._port_of["operator"], "/health/ready")
-        return Component("operator", self._operator_spec, probe)
+    def _operator(self) -> Component:
+        probe = http_ready(self._client, lambda: self._port("operator"), "/health/ready")
+        return Component("operator", self._operator_spec, probe, stops="first")
 
     def urls(self) -> Urls:
         """Where everything answers now; after a restart a port may have moved."""
@@ -167,7 +170,7 @@ class System:
                 },
             )
 
-        return Component("registry", make, http_ready(self._client, lambda: self._port_of["admin"], "/health/ready"))
+        return Component("registry", make, http_ready(self._client, lambda: self._port("admin"), "/health/ready"))
 
     def _data(self, number: int) -> Component:
         name = f"gateway-{number}"
@@ -191,7 +194,7 @@ class System:
                 },
             )
 
-        return Component(name, make, http_ready(self._client, lambda: self._port_of[name], "/health/ready"), edge=True)
+        return Component(name, make, http_ready(self._client, lambda: self._port(name), "/health/ready"), stops="edge")
 
     def _operator_spec(self) -> ProcessSpec:
         return self._python(
@@ -231,7 +234,7 @@ class System:
         return self._port_of[name]
 
     def _url(self, name: str) -> str:
-        return f"http://{LOOPBACK}:{self._port_of[name]}"
+        return f"http://{LOOPBACK}:{self._port(name)}"
 
     def _database_url(self, role: str, password: str) -> str:
         return f"postgresql://{role}:{password}@{LOOPBACK}:{self._need_postgres().port}/{DATABASE}"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from loraplane_cli.errors import StartFailed
 from loraplane_cli.supervisor.backoff import Backoff
@@ -23,6 +24,10 @@ PROBE_TIMEOUT_SECONDS = 2.0
 #: On a machine this busy a probe may be late: so many in a row make a ready process unready.
 PROBE_FAILURES = 3
 KILL_SECONDS = 5.0
+
+
+#: In which order parts stop: who gives orders, who takes requests from outside, (engines), whom those need.
+Stops = Literal["first", "edge", "last"]
 
 
 class Phase(enum.StrEnum):
@@ -54,7 +59,7 @@ class Component:
     prepare: Callable[[], None] = _nothing
     settle: Callable[[], None] = _nothing
     start_seconds: float = 60.0
-    edge: bool = False  # takes requests from outside, so it stops before the engines do
+    stops: Stops = "last"
 
 
 class Keeper:

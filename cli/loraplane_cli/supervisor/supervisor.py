@@ -58,7 +58,6 @@ class Supervisor:
         self._phase: RunPhase = "starting"
         self._message = ""
         self._keepers: list[Keeper] = []
-        self._operator: Keeper | None = None
         self._workloads: Workloads | None = None
         self._report_due: asyncio.TimerHandle | None = None
         self._tenant_keys: dict[str, str] = {}
@@ -101,18 +100,24 @@ class Supervisor:
                 self._changed()
 
     async def _start(self, parts: Parts, workloads: Workloads, stack: contextlib.AsyncExitStack) -> None:
-        for component in parts.services():
-            keeper = self._keep(component)
-            await keeper.start()
-            log.info("%s is up", component.name)
-        urls = parts.urls()
         await stack.enter_async_context(control_socket(self._state.socket, workloads))
-        self._operator = self._keep(parts.operator())
-        await self._operator.start()
+        for group in parts.groups():
+            await self._start_group([self._keep(component) for component in group])
+        urls = parts.urls()
         self._write_env(urls)
         self._phase = "running"
         self._changed()
         await self._watch_tenants(urls)
+
+    async def _start_group(self, keepers: list[Keeper]) -> None:
+        """Returns when all are ready; the first that fails ends the others' start. Raises StartFailed."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for keeper in keepers:
+                    tasks.create_task(keeper.start(), name=f"start {keeper.name}")
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        log.info("up: %s", ", ".join(keeper.name for keeper in keepers))
 
     async def _watch_tenants(self, urls: Urls) -> None:
         def keys_changed(keys: dict[str, str]) -> None:
@@ -125,14 +130,13 @@ class Supervisor:
 
     async def _stop(self, hurry: asyncio.Event) -> None:
         """Operator, gateways, engines, registry, Valkey, Postgres; each has its deadline."""
-        if self._operator is not None:
-            await self._operator.stop(hurry=hurry)
-        edge = [keeper for keeper in self._keepers if keeper.component.edge]
-        await asyncio.gather(*(keeper.stop(hurry=hurry) for keeper in edge))
+        for rank in ("first", "edge"):
+            ranked = [keeper for keeper in self._keepers if keeper.component.stops == rank]
+            await asyncio.gather(*(keeper.stop(hurry=hurry) for keeper in ranked))
         if self._workloads is not None:
             await self._workloads.stop(hurry)
         for keeper in reversed(self._keepers):
-            if keeper not in edge and keeper is not self._operator:
+            if keeper.component.stops == "last":
                 await keeper.stop(hurry=hurry)
         if self._report_due is not None:
             self._report_due.cancel()

@@ -66,9 +66,8 @@ class TenantDocuments:
                     "the document of tenant %s is gone; the tenant stays (loraplane tenant delete %s)", name, name
                 )
                 del self._applied[name]
-            for name, namespaces in wished.items():
-                if self._applied.get(name) != namespaces:
-                    await self._apply(name, namespaces)
+            due = {name: namespaces for name, namespaces in wished.items() if self._applied.get(name) != namespaces}
+            await asyncio.gather(*(self._apply(name, namespaces) for name, namespaces in due.items()))
             self._seen, self._settled, self._trouble = stamp, True, ""
         except (LoraplaneError, httpx.HTTPError, OSError) as error:
             self._settled = False
