@@ -11,6 +11,7 @@ from pathlib import Path
 from loraplane_core import credentials
 from loraplane_operator import health, logs, settings
 from loraplane_operator.cluster.local import LocalCluster
+from loraplane_operator.cluster.port import Cluster
 from loraplane_operator.reconcile import Reconciler
 
 log = logging.getLogger("loraplane_operator")
@@ -55,7 +56,29 @@ async def run_local(options: settings.Local, master: bytes) -> None:
     await _until_stopped(reconciler, options)
 
 
-def _reconciler(cluster: LocalCluster, options: settings.Common, master: bytes) -> Reconciler:
+async def run_kubernetes(options: settings.Kubernetes, master: bytes) -> None:
+    # Imported here: a local operator needs neither.
+    from loraplane_operator import handlers
+    from loraplane_operator.cluster.kube_api import KubeApi
+    from loraplane_operator.cluster.kubernetes import KubernetesCluster
+    from loraplane_operator.cluster.manifests import Site
+
+    api = await KubeApi.connect()
+    site = Site(engine_image=options.engine_image, model_claim=options.model_claim)
+    cluster = KubernetesCluster(api, namespaces=options.namespaces, site=site)
+    reconciler = _reconciler(cluster, options, master)
+    stop = asyncio.Event()
+    watching = asyncio.create_task(handlers.watch(cluster, options.namespaces, stop))
+    watching.add_done_callback(lambda _: reconciler.stop())  # without a watch it would be deaf
+    try:
+        await _until_stopped(reconciler, options)
+    finally:
+        stop.set()
+        await watching
+        await api.close()
+
+
+def _reconciler(cluster: Cluster, options: settings.Common, master: bytes) -> Reconciler:
     return Reconciler(cluster, registry_url=options.registry_url, master=master, artifacts_url=options.artifacts_url)
 
 
@@ -76,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         master = credentials.read_key(options.master_key_file)
         if isinstance(options, settings.Local):
             asyncio.run(run_local(options, master))
+        else:
+            asyncio.run(run_kubernetes(options, master))
     except ValueError as error:
         log.critical("not started: %s", error)
         return 2

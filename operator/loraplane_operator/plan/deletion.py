@@ -1,4 +1,4 @@
-"""Deleting a LoRAAdapter: engines drain and free it, the claim is released, the finalizer goes.
+"""Deleting a LoRAAdapter: served no more, engines drain and free it, the claim is released, the finalizer goes.
 
 Past the deadline the finalizer goes anyway; the claim it leaves behind is released by the rule for
 claims whose object no longer exists.
@@ -7,7 +7,8 @@ claims whose object no longer exists.
 from loraplane_core.identity import AdapterId
 from loraplane_core.resources.adapter import AdapterStatus
 from loraplane_core.resources.reasons import Reason
-from loraplane_operator.actions import Action, Note, ReleaseClaim, SetFinalizer, Withdraw
+from loraplane_core.wire.registry import Activate
+from loraplane_operator.actions import Action, ActivateVersion, Note, ReleaseClaim, SetFinalizer, Withdraw
 from loraplane_operator.plan.conditions import Verdict, conditions_of, render
 from loraplane_operator.plan.status import ObjectPlan, status_action
 from loraplane_operator.plan.wishes import holds_claim
@@ -30,12 +31,23 @@ def plan_deletion(world: World, obj: AdapterObject) -> ObjectPlan:
         return _wait(world, obj, "waits for the registry", [], deadline)
     if not holds_claim(world, obj):
         return ObjectPlan([SetFinalizer(meta.ref, meta.uid, present=False, why="nothing is left of it")])
+    stop = _stop_serving(world, obj)
+    if stop and world.failure(stop[0]) is None:  # a refusal must not hold up the rest
+        return _wait(world, obj, "asks the registry to serve it no more", stop, deadline)
     withdrawals = _withdrawals(world, obj)
     if withdrawals:
         return _wait(world, obj, f"draining {len(withdrawals)} residences", withdrawals, deadline)
     release = ReleaseClaim(meta.uid, obj.deletion_policy, why="object deleted")
     failure = world.failure(release)
     return _wait(world, obj, failure.message if failure else "releasing the claim", [release], deadline)
+
+
+def _stop_serving(world: World, obj: AdapterObject) -> list[Action]:
+    """Weights to 0 first, so that gateways send no new requests while engines drain."""
+    entry = world.registry.adapters.get(obj.key) if world.registry else None
+    if entry is None or entry.active_version == 0:
+        return []
+    return [ActivateVersion(obj.meta.uid, obj.tenant, Activate(version=0), why="object deleted")]
 
 
 def _withdrawals(world: World, obj: AdapterObject) -> list[Action]:

@@ -1,0 +1,110 @@
+"""The Kubernetes API by path and plain objects, over kubernetes.aio. The only module that imports it.
+
+The typed API classes are passed by on purpose: manifests are plain objects here, and a round trip
+through generated models would drop fields that they do not know.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+from kubernetes.aio import client, config
+
+from loraplane_core.errors import Conflict, Forbidden, InvalidRequest, LoraplaneError, NotFound, Unavailable
+from loraplane_core.labels import FIELD_MANAGER
+
+CALL_SECONDS = 10.0
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+
+
+class KubeApi:
+    """Owns the connection pool; close it."""
+
+    def __init__(self, configuration: client.Configuration) -> None:
+        self._client = client.ApiClient(configuration)
+
+    @classmethod
+    async def connect(cls) -> "KubeApi":
+        """With the pod's service account, or the kubeconfig of whoever starts it."""
+        configuration = client.Configuration()
+        await config.load_config(client_configuration=configuration)
+        return cls(configuration)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def list(self, path: str, **query: str) -> list[dict[str, Any]]:
+        """All items, page by page."""
+        items: list[dict[str, Any]] = []
+        token = ""
+        while True:
+            page = await self._request("GET", path, query={**query, "limit": "500", "continue": token})
+            items += page.get("items") or []
+            token = (page.get("metadata") or {}).get("continue") or ""
+            if not token:
+                return items
+
+    async def merge(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._request("PATCH", path, body, content_type=MERGE_PATCH)
+
+    async def apply(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Server-side apply; this operator is the one owner of the fields it sets."""
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        return await self._request("PATCH", path, body, query=query, content_type=APPLY_PATCH)
+
+    async def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._request("POST", path, body)
+
+    async def delete(self, path: str) -> None:
+        """What is not there is deleted."""
+        try:
+            await self._request("DELETE", path)
+        except NotFound:
+            return
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> dict[str, Any]:
+        asked = urlencode({name: value for name, value in (query or {}).items() if value})
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        serialized = await self._client.param_serialize(
+            method,
+            f"{path}?{asked}" if asked else path,
+            header_params=headers,
+            body=dict(body) if body is not None else None,
+            auth_settings=["BearerToken"],
+        )
+        try:
+            answer = await self._client.call_api(*serialized, _request_timeout=CALL_SECONDS)
+            await answer.read()
+        except TimeoutError as error:
+            raise Unavailable("the API server did not answer in time", code="cluster_unavailable") from error
+        except (aiohttp.ClientError, client.ApiException, OSError) as error:
+            raise Unavailable(f"the API server: {error}", code="cluster_unavailable") from error
+        return _read(answer.status, answer.data)
+
+
+def _read(status: int, data: bytes) -> dict[str, Any]:
+    try:
+        body = msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        body = None
+    if status >= 400 or not isinstance(body, dict):
+        raise _refusal(status, str(body.get("message", "")) if isinstance(body, dict) else "")
+    return body
+
+
+def _refusal(status: int, message: str) -> LoraplaneError:
+    kinds: dict[int, type[LoraplaneError]] = {403: Forbidden, 404: NotFound, 409: Conflict}
+    kind = kinds.get(status, InvalidRequest if 400 <= status < 500 and status != 429 else Unavailable)
+    code = "cluster_unavailable" if kind is Unavailable else None
+    return kind(f"the API server answered {status}: {message or 'no message'}", code=code)
