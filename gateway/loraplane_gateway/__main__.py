@@ -67,7 +67,9 @@ def _registry(arguments: argparse.Namespace) -> int:
     try:
         settings = RegistrySettings(**given)
     except ValidationError as error:
-        print(f"loraplane-gateway registry: {error}", file=sys.stderr)  # noqa: T201
+        for problem in error.errors(include_input=False, include_url=False):
+            name = "".join(f"LORAPLANE_{str(part).upper()}: " for part in problem["loc"])
+            print(f"loraplane-gateway registry: {name}{problem['msg']}", file=sys.stderr)  # noqa: T201
         return 2
     return run(settings)
 

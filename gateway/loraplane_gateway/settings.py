@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from loraplane_core.credentials import read_key
+from loraplane_gateway.db.engine import driver_url
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -17,7 +18,7 @@ ADMIN_KEY_MIN = 32
 class RegistrySettings(BaseSettings):
     """Read once at start, frozen; a bad value stops the start."""
 
-    model_config = SettingsConfigDict(env_prefix="LORAPLANE_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="LORAPLANE_", frozen=True, extra="ignore", hide_input_in_errors=True)
 
     database_url: SecretStr = Field(description="postgresql:// URL of the role loraplane_registry")
     redis_url: SecretStr | None = Field(
@@ -44,6 +45,19 @@ class RegistrySettings(BaseSettings):
     max_uploads: int = Field(16, ge=1, description="open uploads of one tenant")
     feed_keep: int = Field(100_000, ge=10, description="changes kept for readers that come back with a cursor")
     drain_timeout: Seconds = Field(10, description="for running requests at shutdown")
+
+    @field_validator("database_url")
+    @classmethod
+    def _is_postgres(cls, value: SecretStr) -> SecretStr:
+        driver_url(value.get_secret_value())
+        return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_redis(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("a Redis URL reads redis://HOST:PORT/DATABASE")
+        return value
 
     @field_validator("adapter_root")
     @classmethod

@@ -1,6 +1,7 @@
 """Async engines in which every wait has a deadline."""
 
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 CONNECT_SECONDS = 3
@@ -11,8 +12,11 @@ POOL_WAIT_SECONDS = 5.0
 
 def driver_url(url: str) -> URL:
     """A plain postgresql:// URL for SQLAlchemy with psycopg. Raises ValueError for any other kind."""
-    parsed = make_url(url)
-    if parsed.get_backend_name() != "postgresql":
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        parsed = None
+    if parsed is None or parsed.get_backend_name() != "postgresql":
         raise ValueError("a database URL reads postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
     return parsed.set(drivername="postgresql+psycopg")
 

@@ -15,7 +15,7 @@ from loraplane_core.wire import decode, encode
 from loraplane_core.wire.registry import Adapter, PoolReport, Version
 from loraplane_gateway.registry.app import create_admin_app, create_artifact_app
 from loraplane_gateway.registry.ingestion.dispatcher import Dispatcher
-from loraplane_gateway.registry.ingestion.processes import Workers
+from loraplane_gateway.registry.ingestion.processes import Slot, Workers
 from loraplane_gateway.registry.main import registry
 from loraplane_gateway.registry.state import RegistryState
 from loraplane_gateway.settings import RegistrySettings
@@ -102,7 +102,7 @@ class Api:
 
     async def until(self, tenant: str, adapter: str, holds: Callable[[Adapter], bool]) -> Adapter:
         async with asyncio.timeout(WAIT):
-            while not holds(found := await self.adapter(tenant, adapter)):
+            while not holds(found := await self.adapter(tenant, adapter)):  # noqa: ASYNC110 - the database's state
                 await asyncio.sleep(0.05)
         return found
 
@@ -123,15 +123,31 @@ async def state(settings: RegistrySettings) -> AsyncIterator[RegistryState]:
             await hub
 
 
+class InlineSlot(Slot):
+    """Runs jobs in a thread: starting a process for every test would cost more than the tests."""
+
+    async def run(self, function: Callable[[Any], Any], job: Any, seconds: float) -> Any:
+        async with asyncio.timeout(seconds):
+            return await asyncio.to_thread(function, job)
+
+
+class InlineWorkers(Workers):
+    @contextlib.asynccontextmanager
+    async def slot(self) -> AsyncIterator[Slot]:
+        async with super().slot() as slot:
+            yield InlineSlot(self, slot.worker)
+
+
 @pytest.fixture
-async def workers() -> AsyncIterator[Workers]:
+async def processes() -> AsyncIterator[Workers]:
+    """One real worker process, started by the first job."""
     workers = Workers(1)
     yield workers
     workers.close()
 
 
-@pytest.fixture
-async def ingesting(state: RegistryState, workers: Workers) -> AsyncIterator[Dispatcher]:
+@contextlib.asynccontextmanager
+async def dispatching(state: RegistryState, workers: Workers) -> AsyncIterator[None]:
     dispatcher = Dispatcher(
         settings=state.settings,
         sessions=state.sessions,
@@ -141,10 +157,18 @@ async def ingesting(state: RegistryState, workers: Workers) -> AsyncIterator[Dis
         metrics=state.metrics,
     )
     task = asyncio.create_task(dispatcher.run())
-    yield dispatcher
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+async def ingesting(state: RegistryState) -> AsyncIterator[None]:
+    async with dispatching(state, InlineWorkers(2)):
+        yield
 
 
 @pytest.fixture

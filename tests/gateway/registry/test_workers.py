@@ -1,0 +1,94 @@
+"""Worker processes: what a job costs that dies, hangs or raises, and how an ingestion survives it."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from loraplane_core.process import alive
+from loraplane_gateway.registry.ingestion import dispatcher, worker
+from loraplane_gateway.registry.ingestion.processes import JobRaised, WorkerLost, Workers
+from loraplane_gateway.registry.state import RegistryState
+from loraplane_gateway.settings import RegistrySettings
+from tests.gateway.artifacts import write_adapter
+from tests.gateway.postgres import Database
+from tests.gateway.registry.conftest import Api, dispatching, settings_for
+
+REAL = worker.ingest
+URL = "/admin/tenants/acme/adapters/pirate/versions"
+BODY = {"source": {"uri": "file:a"}}
+
+
+@pytest.fixture
+def settings(database: Database, tmp_path: Path) -> RegistrySettings:
+    return settings_for(database, tmp_path / "registry", ingest_attempts=2)
+
+
+@pytest.fixture
+async def ready(api: Api, state: RegistryState, processes: Workers) -> AsyncIterator[Api]:
+    await api.tenant("acme")
+    await api.pool()
+    write_adapter(state.settings.adapter_root / "a")
+    async with dispatching(state, processes):
+        yield api
+
+
+async def test_a_worker_killed_during_a_job_costs_that_job_only(processes: Workers) -> None:
+    async with processes.slot() as slot:
+        assert await slot.run(_twice, 2, 10) == 4
+        running = asyncio.create_task(slot.run(_block, 60, 60))
+        async with asyncio.timeout(10):
+            while not (pids := processes.pids()):  # noqa: ASYNC110 - another process's state
+                await asyncio.sleep(0.01)
+        os.kill(pids[0], signal.SIGKILL)
+        with pytest.raises(WorkerLost, match="died"):
+            await running
+        assert await slot.run(_twice, 3, 10) == 6
+        with pytest.raises(JobRaised, match="ZeroDivisionError"):
+            await slot.run(_divide, 0, 10)
+        assert await slot.run(_twice, 4, 10) == 8
+
+
+async def test_a_worker_that_hangs_is_ended_at_its_deadline(processes: Workers) -> None:
+    async with processes.slot() as slot:
+        await slot.run(_twice, 1, 10)
+        before = processes.pids()
+        with pytest.raises(WorkerLost) as lost:
+            await slot.run(_block, 60, 0.2)
+        assert lost.value.timed_out
+        assert processes.pids() == []
+        assert not alive(before[0])
+
+
+async def test_an_ingestion_that_kills_its_worker_is_tried_again_then_rejected_and_may_be_asked_for_again(
+    ready: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "ingest", _suicide)
+    key = {"idempotency-key": "k"}
+    version = await ready.ok("POST", f"{URL}?wait=20", BODY, headers=key, timeout=30)
+    assert (version["state"], version["reason"]) == ("rejected", "internal_error")
+    tries = (await ready.call("GET", "/metrics")).text
+    assert 'refusals_total{code="internal_error"} 2.0' in tries
+    monkeypatch.setattr(dispatcher, "ingest", REAL)
+    version = await ready.ok("POST", f"{URL}?wait=20", BODY, headers=key, timeout=30)
+    assert (version["version"], version["state"]) == (1, "validated")
+
+
+def _twice(number: int) -> int:
+    return 2 * number
+
+
+def _divide(number: int) -> float:
+    return 1 / number
+
+
+def _block(seconds: int) -> int:
+    signal.sigtimedwait([signal.SIGUSR1], seconds)
+    return seconds
+
+
+def _suicide(job: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
