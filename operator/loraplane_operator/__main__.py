@@ -5,6 +5,7 @@ import asyncio
 import logging
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,7 +68,7 @@ async def run_kubernetes(options: settings.Kubernetes, master: bytes) -> None:
     site = Site(engine_image=options.engine_image, model_claim=options.model_claim)
     cluster = KubernetesCluster(api, namespaces=options.namespaces, site=site)
     reconciler = _reconciler(cluster, options, master)
-    stop = asyncio.Event()
+    stop = threading.Event()
     watching = asyncio.create_task(handlers.watch(cluster, options.namespaces, stop))
     watching.add_done_callback(lambda _: reconciler.stop())  # without a watch it would be deaf
     try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -53,14 +54,13 @@ def connect(cluster_api: Any) -> KubeApi:
     return KubeApi(configuration)
 
 
-def kopf_registry(cluster_api: Any, cluster: KubernetesCluster) -> kopf.OperatorRegistry:
+def kopf_registry(cluster_api: Any) -> kopf.OperatorRegistry:
     made = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=made)
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return kopf.ConnectionInfo(server=str(cluster_api.url), insecure=True)
 
-    handlers.register(made, cluster)
     return made
 
 
@@ -69,16 +69,8 @@ async def operator(cluster_api: Any, registry: FakeRegistry) -> AsyncIterator[Re
     api = connect(cluster_api)
     cluster = KubernetesCluster(api, namespaces=["default"], site=Site("engine:1", "models"))
     reconciler = Reconciler(cluster, registry_url=registry.url, master=MASTER, artifacts_url="http://127.0.0.1:9")
-    stop = asyncio.Event()
-    watching = asyncio.create_task(
-        kopf.operator(
-            registry=kopf_registry(cluster_api, cluster),
-            settings=handlers.settings(),
-            standalone=True,
-            namespaces=["default"],
-            stop_flag=stop,
-        )
-    )
+    stop = threading.Event()
+    watching = asyncio.create_task(handlers.watch(cluster, ["default"], stop, kopf_registry(cluster_api)))
     running = asyncio.create_task(reconciler.run())
     try:
         yield reconciler

@@ -106,7 +106,7 @@ class KubernetesCluster:
         self._complete = True
         self._wake()
 
-    def seen(self, kind: str, raw: Mapping[str, Any], *, deleted: bool) -> None:
+    def seen(self, kind: str, raw: Mapping[str, Any], deleted: bool) -> None:
         """One watch event, as kopf delivers it."""
         ref = _ref(kind, raw)
         if ref.namespace not in self._namespaces:
