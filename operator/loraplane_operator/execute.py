@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import fields
 
 from loraplane_core import credentials
 from loraplane_core.errors import LoraplaneError, render
@@ -108,7 +109,7 @@ class Executor:
 
     async def _run(self, action: Action) -> None:
         kind = type(action).__name__
-        described = {"action": kind, "lane": action.lane, "why": action.why}
+        described = {"action": kind, "why": action.why, **_subject(action)}
         started = time.monotonic()
         try:
             async with self._gate(action), asyncio.timeout(ACTION_SECONDS):
@@ -223,3 +224,11 @@ class Executor:
             admin=accepted("admin"),
             fetch=accepted("fetch")[0],
         )
+
+
+def _subject(action: Action) -> dict[str, str]:
+    """Whom an action is about, as log fields."""
+    told = ("ref", "uid", "tenant", "pool", "replica", "id")
+    named = {each.name: getattr(action, each.name) for each in fields(action) if each.name in told}
+    renamed = {{"ref": "object", "id": "adapter"}.get(name, name): str(value) for name, value in named.items()}
+    return renamed | ({"pool": str(action.spec.pool)} if isinstance(action, ApplyWorkload | RestartReplica) else {})

@@ -99,6 +99,9 @@ class Reader:
                 trouble = "the stream ended"
             except LoraplaneError as error:
                 trouble = error.message
+            except Exception:  # a reader that dies would hide its replica for good
+                log.exception("reading the state stream broke", extra={"replica": str(self.replica)})
+                trouble = "a defect"
             failures = 1 if self._seq is not None else failures + 1
             self._drop(trouble)
             await asyncio.sleep(_RECONNECT.delay(failures))

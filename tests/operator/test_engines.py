@@ -1,0 +1,150 @@
+"""The fleet's readers: what a live stream tells, and that nothing is known without one."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+
+from loraplane_core.errors import DeadlineExceeded, InsufficientMemory, Unavailable
+from loraplane_core.identity import AdapterId, AdapterRef, ReplicaId
+from loraplane_core.wire import encode
+from loraplane_core.wire.engine import Delta, Heartbeat, Hello, Snapshot
+from loraplane_core.wire.engine import Load as EngineLoad
+from loraplane_operator.engines import client as engine_client
+from loraplane_operator.engines.client import EngineClient
+from loraplane_operator.engines.fleet import Fleet
+from loraplane_operator.words import Replica
+from tests.operator.fakes.engine import CAPACITY, FakeEngine
+from tests.operator.system import until
+
+REPLICA = ReplicaId("default", "pool", 0)
+ID = AdapterId("acme", "pirate", 1, "1" * 64)
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(trust_env=False) as made:
+        yield made
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[FakeEngine]:
+    made = FakeEngine(REPLICA, "token")
+    await made.start()
+    yield made
+    await made.stop()
+
+
+def at(port: int, **changes: Any) -> Replica:
+    fields: dict[str, Any] = {"ready": True, "running": True, "revision": "r", "address": "127.0.0.1"}
+    return Replica(REPLICA, admin_port=port, **{**fields, **changes})
+
+
+@pytest.fixture
+async def fleet(http: httpx.AsyncClient) -> AsyncIterator[Fleet]:
+    made = Fleet(http, lambda pool: "token", lambda: None)
+    yield made
+    await made.close()
+
+
+async def test_live_stream_is_folded_into_a_view(fleet: Fleet, engine: FakeEngine) -> None:
+    engine.hold("acme/pirate@1", "1" * 64)
+    fleet.sync([at(engine.port)])
+    await until(fleet.engines)
+    view = fleet.engines()[REPLICA]
+    assert (view.boot, view.base) == (engine.boot, "base-a")
+    assert view.residences[AdapterRef("acme", "pirate", 1)].residency == "host"
+    engine.lose("acme/pirate@1")
+    await until(lambda: fleet.engines()[REPLICA].residences == {})
+    await until(lambda: fleet.engines()[REPLICA].model is not None)
+
+
+async def test_silent_engine_is_not_in_the_world(fleet: Fleet, engine: FakeEngine) -> None:
+    fleet.sync([at(engine.port)])
+    await until(fleet.engines)
+    engine.silent = True
+    await until(lambda: not fleet.engines(), seconds=3)
+
+
+async def test_replica_that_stopped_is_dropped_at_once(fleet: Fleet, engine: FakeEngine) -> None:
+    fleet.sync([at(engine.port)])
+    await until(fleet.engines)
+    fleet.sync([at(engine.port, running=False)])
+    assert fleet.engines() == {}
+    with pytest.raises(Unavailable):
+        fleet.client(REPLICA)
+
+
+HELLO = Hello(replica=str(REPLICA), boot="b", base="base-a", base_digest="b" * 64, capacity=CAPACITY)
+SNAPSHOT = Snapshot(seq=1, adapters=[], capacity=CAPACITY, load=EngineLoad())
+
+#: Streams that must not be believed, up to their last message.
+BAD_STREAMS: dict[str, list[bytes]] = {
+    "gap": [encode(HELLO), encode(SNAPSHOT), encode(Heartbeat(seq=3))],
+    "another engine": [encode(Hello(replica="default/other/0", boot="b", base="", base_digest="", capacity=CAPACITY))],
+    "protocol": [encode(Hello(protocol=9, replica=str(REPLICA), boot="b", base="", base_digest="", capacity=CAPACITY))],
+    "no hello": [encode(SNAPSHOT)],
+    "delta before the snapshot": [encode(HELLO), encode(Delta(seq=1))],
+    "not JSON": [encode(HELLO), encode(SNAPSHOT), b"{"],
+}
+
+
+@pytest.mark.parametrize("case", BAD_STREAMS)
+async def test_stream_that_cannot_be_trusted_is_dropped(fleet: Fleet, case: str) -> None:
+    connections = 0
+
+    async def state(request: web.Request) -> web.StreamResponse:
+        nonlocal connections
+        connections += 1
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for line in BAD_STREAMS[case]:
+            await response.write(line + b"\n")
+        await asyncio.sleep(0.5)
+        return response
+
+    async with serving({"/state": state}) as port:
+        fleet.sync([at(port)])
+        await until(lambda: connections > 1, what="the reader comes again")
+        assert fleet.engines() == {}
+
+
+def serving(routes: dict[str, Callable[[web.Request], Any]]) -> Any:
+    @asynccontextmanager
+    async def served() -> AsyncIterator[int]:
+        app = web.Application()
+        app.add_routes([web.get(path, handler) for path, handler in routes.items()])
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            yield runner.addresses[0][1]
+        finally:
+            await runner.cleanup()
+
+    return served()
+
+
+async def test_call_on_a_hung_engine_ends_at_its_deadline(
+    http: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_client, "CALL_SECONDS", 0.1)
+    engine.hang = True
+    with pytest.raises(DeadlineExceeded):
+        await EngineClient(http, engine.url, "token").withdraw(ID, drain_s=0.1)
+
+
+async def test_refusal_keeps_the_engines_code_and_text(http: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.refuse = InsufficientMemory("needs 34 MiB")
+    with pytest.raises(InsufficientMemory, match="needs 34 MiB"):
+        await EngineClient(http, engine.url, "token").warm(ID, size=1, rank=1, pinned=False)
+
+
+async def test_engine_that_is_not_there_is_unreachable(http: httpx.AsyncClient) -> None:
+    with pytest.raises(Unavailable) as caught:
+        await EngineClient(http, "http://127.0.0.1:9", "token").model()
+    assert caught.value.code == "engine_unreachable"
