@@ -158,7 +158,7 @@ async def test_an_unknown_credential_is_401(api: Api, token: str) -> None:
         ("GET", "/admin/tenants/acme/adapters/none", b"", 404, "not_found"),
         ("POST", "/admin/tenants/acme/adapters/none/activate", b'{"version": 1}', 404, "not_found"),
         ("POST", "/admin/tenants/acme/adapters/none/versions/x/verify", b"", 400, "invalid_parameter"),
-        ("POST", "/admin/tenants/acme/adapters/a/versions?wait=999", b'{"source": {"uri": "x"}}', 400, "invalid_parameter"),
+        ("POST", "/admin/tenants/acme/adapters/a/versions?wait=x", b'{"source":{"uri":""}}', 400, "invalid_parameter"),
         ("POST", "/admin/tenants/acme/adapters/a/versions", b'{"source": {"uri": "upload:x"}}', 404, "not_found"),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,10 @@ import httpx
 import psycopg
 import pytest
 
+from loraplane_core.credentials import operator_credential, read_key
 from loraplane_core.process import alive, die_with_parent
+from loraplane_gateway.__main__ import main
+from loraplane_gateway.registry.main import run
 from loraplane_gateway.settings import RegistrySettings
 from tests.gateway.artifacts import BASE_CONFIG, write_adapter
 from tests.gateway.postgres import Database, PostgresServer
@@ -77,8 +81,6 @@ def test_the_registry_starts_answers_and_ends_cleanly(database: Database, tmp_pa
 
 
 def test_sigterm_ends_an_open_feed_at_once(database: Database, tmp_path: Path) -> None:
-    from loraplane_core.credentials import operator_credential, read_key
-
     settings = settings_for(database, tmp_path / "r")
     token = operator_credential(read_key(settings.master_key_file))
     with (
@@ -159,8 +161,6 @@ def test_a_bad_setting_stops_the_start(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from loraplane_gateway.__main__ import main
-
     database = Database("x", "postgresql://o@h/x", "postgresql://r:secret-of-the-database@h/x", "", Path("psql"))
     for name, text in _environment(settings_for(database, tmp_path / "r"), **{variable: value}).items():
         monkeypatch.setenv(name, text)
@@ -170,31 +170,26 @@ def test_a_bad_setting_stops_the_start(
     assert "secret-of-the-database" not in said
 
 
-def test_a_role_that_row_level_security_does_not_bind_stops_the_start(database: Database, tmp_path: Path) -> None:
-    settings = settings_for(database, tmp_path / "r", database_url=database.owner_url)
-    done = subprocess.run(
-        [*COMMAND, "registry"], env=_environment(settings), capture_output=True, timeout=30, check=False
-    )
-    assert done.returncode == 1
-    assert b"row-level security" in done.stderr
+def test_a_role_that_row_level_security_does_not_bind_stops_the_start(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run(settings_for(database, tmp_path / "r", database_url=database.owner_url)) == 1
+    assert "row-level security" in caplog.text
 
 
 def test_a_database_without_tables_stops_the_start(
-    postgres: PostgresServer, database: Database, tmp_path: Path
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with psycopg.connect(postgres.url(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {database.name}_empty")
-    url = database.registry_url.replace(f"/{database.name}", f"/{database.name}_empty")
-    settings = settings_for(database, tmp_path / "r", database_url=url)
-    try:
-        done = subprocess.run(
-            [*COMMAND, "registry"], env=_environment(settings), capture_output=True, timeout=30, check=False
-        )
-        assert done.returncode == 1
-        assert b"loraplane-gateway migrate" in done.stderr
-    finally:
-        with psycopg.connect(postgres.url(), autocommit=True) as connection:
-            connection.execute(f"DROP DATABASE {database.name}_empty WITH (FORCE)")
+    url = database.registry_url.removesuffix(database.name) + "postgres"
+    assert run(settings_for(database, tmp_path / "r", database_url=url)) == 1
+    assert "loraplane-gateway migrate" in caplog.text
+
+
+def test_a_taken_port_stops_the_start(database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run(settings_for(database, tmp_path / "r", admin_port=0, artifact_port=port)) == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in caplog.text
 
 
 def test_migrate_makes_roles_and_tables_from_the_command_line(

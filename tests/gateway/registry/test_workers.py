@@ -16,6 +16,7 @@ from loraplane_gateway.settings import RegistrySettings
 from tests.gateway.artifacts import write_adapter
 from tests.gateway.postgres import Database
 from tests.gateway.registry.conftest import Api, dispatching, settings_for
+from tests.gateway.registry.jobs import block, divide, suicide, twice
 
 REAL = worker.ingest
 URL = "/admin/tenants/acme/adapters/pirate/versions"
@@ -38,26 +39,26 @@ async def ready(api: Api, state: RegistryState, processes: Workers) -> AsyncIter
 
 async def test_a_worker_killed_during_a_job_costs_that_job_only(processes: Workers) -> None:
     async with processes.slot() as slot:
-        assert await slot.run(_twice, 2, 10) == 4
-        running = asyncio.create_task(slot.run(_block, 60, 60))
+        assert await slot.run(twice, 2, 10) == 4
+        running = asyncio.create_task(slot.run(block, 60, 60))
         async with asyncio.timeout(10):
             while not (pids := processes.pids()):  # noqa: ASYNC110 - another process's state
                 await asyncio.sleep(0.01)
         os.kill(pids[0], signal.SIGKILL)
         with pytest.raises(WorkerLost, match="died"):
             await running
-        assert await slot.run(_twice, 3, 10) == 6
+        assert await slot.run(twice, 3, 10) == 6
         with pytest.raises(JobRaised, match="ZeroDivisionError"):
-            await slot.run(_divide, 0, 10)
-        assert await slot.run(_twice, 4, 10) == 8
+            await slot.run(divide, 0, 10)
+        assert await slot.run(twice, 4, 10) == 8
 
 
 async def test_a_worker_that_hangs_is_ended_at_its_deadline(processes: Workers) -> None:
     async with processes.slot() as slot:
-        await slot.run(_twice, 1, 10)
+        await slot.run(twice, 1, 10)
         before = processes.pids()
         with pytest.raises(WorkerLost) as lost:
-            await slot.run(_block, 60, 0.2)
+            await slot.run(block, 60, 0.2)
         assert lost.value.timed_out
         assert processes.pids() == []
         assert not alive(before[0])
@@ -66,7 +67,7 @@ async def test_a_worker_that_hangs_is_ended_at_its_deadline(processes: Workers) 
 async def test_an_ingestion_that_kills_its_worker_is_tried_again_then_rejected_and_may_be_asked_for_again(
     ready: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatcher, "ingest", _suicide)
+    monkeypatch.setattr(dispatcher, "ingest", suicide)
     key = {"idempotency-key": "k"}
     version = await ready.ok("POST", f"{URL}?wait=20", BODY, headers=key, timeout=30)
     assert (version["state"], version["reason"]) == ("rejected", "internal_error")
@@ -75,20 +76,3 @@ async def test_an_ingestion_that_kills_its_worker_is_tried_again_then_rejected_a
     monkeypatch.setattr(dispatcher, "ingest", REAL)
     version = await ready.ok("POST", f"{URL}?wait=20", BODY, headers=key, timeout=30)
     assert (version["version"], version["state"]) == (1, "validated")
-
-
-def _twice(number: int) -> int:
-    return 2 * number
-
-
-def _divide(number: int) -> float:
-    return 1 / number
-
-
-def _block(seconds: int) -> int:
-    signal.sigtimedwait([signal.SIGUSR1], seconds)
-    return seconds
-
-
-def _suicide(job: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
