@@ -56,7 +56,8 @@ class System:
         for part in ("tenants", "pools", "lora"):
             shutil.copytree(EXAMPLES / part, self.folder / part)
         self.edit_pool(lambda spec: spec.update(replicas=replicas))
-        self.command("up", "-f", str(self.folder), "--detach", "--model-root", str(self._models))
+        roots = ["--model-root", str(self._models), "--adapter-root", str(EXAMPLES / "adapters")]
+        self.command("up", "-f", str(self.folder), "--detach", *roots)
         for line in (self._state / "env").read_text().splitlines():
             name, equals, value = line.removeprefix("export ").partition("=")
             if equals and not name.startswith("#"):
