@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 
+from prometheus_client import disable_created_metrics
+
 from loraplane_engine.server.composition import Engine
 from loraplane_engine.settings import Settings, parse
 
@@ -17,6 +19,7 @@ def main() -> None:
     )
     for noisy in ("httpx", "httpcore", "uvicorn.error", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per counter, which nobody reads
     # Prompts are tokenised in this process while its threads run; the tokenizer's own pool would fight the core.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sys.exit(asyncio.run(_run(settings)))

@@ -29,7 +29,7 @@ from loraplane_engine.server.admin_app import AdminRoutes
 from loraplane_engine.server.asgi import Guard
 from loraplane_engine.server.chat import ChatTemplate
 from loraplane_engine.server.core_client import CoreClient
-from loraplane_engine.server.core_process import CoreProcess, core_command
+from loraplane_engine.server.core_process import STOP_SECONDS, CoreProcess, core_command
 from loraplane_engine.server.data_app import ModelCard, OpenAIRoutes
 from loraplane_engine.server.fetch import ArtifactFetcher
 from loraplane_engine.server.health_app import HEALTH_PREFIX, Health, metrics_router
@@ -63,12 +63,12 @@ class Engine:
         self._boot = secrets.token_hex(8)
         self._process = CoreProcess()
         self._core = CoreClient(self._process.endpoint, on_adapter=self._adapter_said, on_stats=self._stepped)
-        self._hub = StateHub(snapshot=self._residences, slots=settings.core.slots, max_rank=settings.core.max_rank)
+        self.hub = StateHub(snapshot=self._residences, slots=settings.core.slots, max_rank=settings.core.max_rank)
         self._core_ready: m.CoreReady | None = None
-        self._metrics = Metrics(lambda: self._hub.stats, lambda: self._core_ready)
+        self._metrics = Metrics(lambda: self.hub.stats, lambda: self._core_ready)
         self._adapters = AdapterStore(
             self._core,
-            on_change=self._hub.changed,
+            on_change=self.hub.changed,
             on_load=lambda tier, seconds: self._metrics.loads.labels(tier).observe(seconds),
         )
         self._info: ModelInfo | None = None
@@ -90,13 +90,14 @@ class Engine:
                 return 1
             owned.push_async_callback(self._stop_listeners, listeners, FLUSH_SECONDS)
             await self._process.start(self._command(self._settings.core, self._process.endpoint))
-            async with _background(self._core.run(), self._hub.run(), self._watch_core()) as background:
+            async with _background(self._core.run(), self.hub.run(), self._watch_core()) as background:
                 status = await self._serve(stop, background)
                 self._why_not = "the engine is stopping"
-                self._hub.close()
+                self.hub.close()
                 await listeners["data"].stop(FLUSH_SECONDS if status else self._settings.drain_seconds)
                 self._core.send(m.Shutdown())
-                await self._process.stop()
+                # A core that is still loading does not listen yet.
+                await self._process.stop(STOP_SECONDS if self._core_ready else 0)
         return status
 
     async def _serve(self, stop: asyncio.Event, background: list["asyncio.Task[None]"]) -> int:
@@ -139,7 +140,7 @@ class Engine:
         if managed and settings.admin_port is not None:
             routes = AdminRoutes(
                 adapters=self._adapters,
-                hub=self._hub,
+                hub=self.hub,
                 replica=self._replica,
                 boot=self._boot,
                 info=lambda: self._info,
@@ -170,15 +171,16 @@ class Engine:
     async def _bring_up(self) -> None:
         settings = self._settings
         digest, tokenizer, template = await asyncio.to_thread(_read_model, settings.model)
+        config = read_json(settings.model / "config.json")
+        local = await self._check_local(config)
         try:
             async with asyncio.timeout(settings.start_seconds):
                 ready = await asyncio.shield(self._core.ready)
         except TimeoutError as error:
             raise Unavailable(f"the base was not loaded within {settings.start_seconds:g} seconds") from error
-        config = read_json(settings.model / "config.json")
         layout = Layout.parse(ready.layout)
         self._core_ready = ready
-        self._hub.model(max_model_len=ready.max_model_len, default_bytes=_typical_bytes(config, layout))
+        self.hub.model(max_model_len=ready.max_model_len, default_bytes=_typical_bytes(config, layout))
         self._adapters.attach(
             ImageStore(
                 self._cache,
@@ -188,7 +190,8 @@ class Engine:
                 in_use=self._adapters.loading,
             )
         )
-        local = await self._load_local(config)
+        for adapter, folder in local.items():
+            await self._load_local(adapter, folder)
         info = ModelInfo(
             base=settings.served_name,
             base_digest=digest,
@@ -198,7 +201,7 @@ class Engine:
             max_rank=settings.core.max_rank,
         )
         reader = RequestReader(tokenizer, template, max_model_len=ready.max_model_len, vocab_size=ready.vocab_size)
-        self._open(info, tokenizer, reader, local)
+        self._open(info, tokenizer, reader, {adapter.adapter: adapter for adapter in local})
 
     def _open(self, info: ModelInfo, tokenizer: Tokenizer, reader: RequestReader, local: dict[str, AdapterId]) -> None:
         references: References = (
@@ -226,19 +229,23 @@ class Engine:
         self._why_not = ""
         log.info("ready: %s (%s), %d adapters", info.base, info.base_digest[:12], len(local))
 
-    async def _load_local(self, config: dict[str, Any]) -> dict[str, AdapterId]:
-        """The standalone form's adapters: version 1 of tenant `local`."""
-        found: dict[str, AdapterId] = {}
+    async def _check_local(self, config: dict[str, Any]) -> dict[AdapterId, Path]:
+        """Preflight of the standalone form's adapters: version 1 of tenant `local`."""
+        found: dict[AdapterId, Path] = {}
         limits = Limits(max_rank=self._settings.core.max_rank)
         for each in self._settings.adapters:
             try:
                 report = await asyncio.to_thread(preflight, each.folder, base_config=config, limits=limits)
-                adapter = AdapterId(LOCAL_TENANT, each.name, 1, report.digest)
-                await self._adapters.put_local(adapter, each.folder)
             except LoraplaneError as error:
-                raise Unavailable(f"--adapter {each.name}: {error.code}: {error.message}") from error
-            found[each.name] = adapter
+                raise _rejected(each.name, error) from error
+            found[AdapterId(LOCAL_TENANT, each.name, 1, report.digest)] = each.folder
         return found
+
+    async def _load_local(self, adapter: AdapterId, folder: Path) -> None:
+        try:
+            await self._adapters.put_local(adapter, folder)
+        except LoraplaneError as error:
+            raise _rejected(adapter.adapter, error) from error
 
     # -- from the core
 
@@ -249,7 +256,8 @@ class Engine:
         return self._adapters.residences()
 
     def _stepped(self, stats: m.StepStats) -> None:
-        self._hub.stepped(stats)
+        self.hub.stepped(stats)
+        self._metrics.stepped(stats)
 
     # -- ending
 
@@ -275,6 +283,10 @@ async def _background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[list["a
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _rejected(name: str, error: LoraplaneError) -> Unavailable:
+    return Unavailable(f"--adapter {name}: {error.code}: {error.message}")
 
 
 def _read_model(folder: Path) -> tuple[str, Tokenizer, ChatTemplate]:

@@ -45,13 +45,13 @@ class CoreProcess:
             raise RuntimeError("the core was never started")
         return await self._child.wait()
 
-    async def stop(self) -> None:
-        """Wait for the child to end by itself, then make it; removes the socket's folder."""
+    async def stop(self, grace: float = 0.0) -> None:
+        """Give the child `grace` seconds to end by itself, then make it; removes the socket's folder."""
         if self._child is not None and self._child.returncode is None:
-            try:
-                async with asyncio.timeout(STOP_SECONDS):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace):
                     await self._child.wait()
-            except TimeoutError:
+            if self._child.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     self._child.kill()
                 await self._child.wait()

@@ -54,13 +54,19 @@ class Metrics:
         )
         self.prompt_tokens = Counter(f"{PREFIX}prompt_tokens", "Prompt tokens accepted", registry=self.registry)
         self.completion_tokens = Counter(f"{PREFIX}completion_tokens", "Tokens answered", registry=self.registry)
-        self.registry.register(_CoreCollector(stats, ready))
+        self._core = _CoreCollector(stats, ready)
+        self.registry.register(self._core)
+
+    def stepped(self, stats: StepStats) -> None:
+        """The core's maximum is of one report; a scrape comes less often than reports."""
+        self._core.most_adapters = max(self._core.most_adapters, stats.adapters_in_step_max)
 
 
 class _CoreCollector(Collector):
     def __init__(self, stats: Callable[[], StepStats | None], ready: Callable[[], CoreReady | None]) -> None:
         self._stats = stats
         self._ready = ready
+        self.most_adapters = 0
 
     def describe(self) -> list[Metric]:
         return []  # what it yields depends on the core; without this the registry would collect to find out
@@ -75,6 +81,9 @@ class _CoreCollector(Collector):
             return
         for name, text, value in _gauges(stats):
             yield GaugeMetricFamily(PREFIX + name, text, value)
+        yield GaugeMetricFamily(
+            f"{PREFIX}adapters_per_step_max", "Most distinct adapters in one step since the start", self.most_adapters
+        )
         for name, text, value in _counters(stats):
             yield CounterMetricFamily(PREFIX + name, text, value)
         yield _distinct_adapters(stats.adapters_in_step_histogram)
@@ -95,7 +104,6 @@ def _gauges(stats: StepStats) -> list[tuple[str, str, float]]:
         ("pages", "Pages of the device arena", stats.pages_total),
         ("pages_kv", "Pages holding KV cache", stats.pages_kv),
         ("pages_adapters", "Pages holding adapters", stats.pages_adapters),
-        ("adapters_per_step_max", "Most distinct adapters in one recent step", stats.adapters_in_step_max),
     ]
 
 

@@ -1,8 +1,10 @@
 """The /state streams: one view, many readers, changes coalesced, slow readers dropped."""
 
 import asyncio
+import contextlib
 import logging
 import statistics
+import time
 from collections.abc import Awaitable, Callable
 
 from loraplane_core.wire import encode
@@ -47,6 +49,7 @@ class StateHub:
         self._told: tuple[Capacity, Load] | None = None
         self._readers: set[_Reader] = set()
         self._seq = 0
+        self._sent_at = time.monotonic()
         self._dirty = asyncio.Event()
 
     @property
@@ -92,21 +95,22 @@ class StateHub:
     async def run(self) -> None:
         """Send deltas and heartbeats until cancelled."""
         while True:
-            try:
-                async with asyncio.timeout(HEARTBEAT_SECONDS):
-                    await self._dirty.wait()
-            except TimeoutError:
+            quiet = HEARTBEAT_SECONDS - (time.monotonic() - self._sent_at)
+            if quiet <= 0:  # also while something changes that readers are not told
                 self._send(Heartbeat(seq=self._next_seq()))
                 continue
-            self._dirty.clear()
-            self._send_delta()
-            await asyncio.sleep(DELTA_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(quiet):
+                    await self._dirty.wait()
+                self._dirty.clear()
+                self.flush()
+                await asyncio.sleep(DELTA_SECONDS)
 
     async def serve(
         self, write: Callable[[bytes], Awaitable[None]], *, replica: str, boot: str, base: str, base_digest: str
     ) -> None:
         """Write one reader's lines until the engine stops. Cancels itself when the reader falls behind."""
-        self._send_delta()  # so that nothing older than the snapshot comes after it
+        self.flush()  # so that nothing older than the snapshot comes after it
         reader = _Reader(asyncio.current_task())
         capacity, load = self.capacity(), self.load()
         hello = Hello(replica=replica, boot=boot, base=base, base_digest=base_digest, capacity=capacity)
@@ -129,7 +133,8 @@ class StateHub:
         self._seq += 1
         return self._seq
 
-    def _send_delta(self) -> None:
+    def flush(self) -> None:
+        """Tell all readers what has changed since the last delta."""
         changed, self._changed = self._changed, {}
         now = self.capacity(), self.load()
         before, self._told = self._told, now
@@ -145,6 +150,7 @@ class StateHub:
         )
 
     def _send(self, message: StateMessage) -> None:
+        self._sent_at = time.monotonic()
         line = encode(message) + b"\n"
         for reader in list(self._readers):
             self._put(reader, line)

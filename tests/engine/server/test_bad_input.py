@@ -116,7 +116,15 @@ async def test_a_bad_chat_field_is_named(engine: World, changes: dict[str, Any],
 
 
 async def test_neutral_values_of_unsupported_fields_pass(engine: World) -> None:
-    neutral = {"best_of": 1, "suffix": None, "logit_bias": {}, "min_p": 0.0, "n": 1, "tools": [], "stop": None}
+    neutral: dict[str, Any] = {
+        "best_of": 1,
+        "suffix": None,
+        "logit_bias": {},
+        "min_p": 0.0,
+        "n": 1,
+        "tools": [],
+        "stop": None,
+    }
     assert (await engine.complete(**neutral)).status_code == 200
     chat = {"model": BASE, **CHAT, "response_format": {"type": "text"}, "tool_choice": "none", "stop": []}
     assert (await engine.data.post("/v1/chat/completions", json=chat)).status_code == 200
