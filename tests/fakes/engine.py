@@ -16,6 +16,7 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from loraplane_core.credentials import bearer, engine_credential
 from loraplane_core.identity import ReplicaId
@@ -43,7 +44,10 @@ CAPACITY = Capacity(
 
 @dataclass(slots=True)
 class Plan:
-    """How a request goes. `hold` waits at a place until `release`; `die` kills the engine there."""
+    """How a request goes. `hold` waits at a place until `release`; `die` kills the engine there.
+
+    With `die="drop"` only the connection breaks.
+    """
 
     tokens: tuple[str, ...] = ("one", "two", "three")
     status: int = 200
@@ -97,6 +101,9 @@ class FakeEngine:
         self.plans: list[Plan] = []  # taken from the front; then `default`
         self.default = Plan()
         self.silent = False  # /state says nothing more, but stays open
+        self.state_status = 200
+        self.state_gap = self.state_garbage = False
+        self.told = True  # all changes of residency are written to the stream
         self.data_port = self.admin_port = 0
         self._keys = keys
         self._servers: list[_Server] = []
@@ -142,6 +149,7 @@ class FakeEngine:
 
     def set_residency(self, ref: str, digest: str, residency: ResidencyClass) -> None:
         self.residency[ref, digest] = residency
+        self.told = False
         for event in self._wake:
             event.set()
 
@@ -187,17 +195,28 @@ class FakeEngine:
         try:
             if bearer(headers.get("authorization")) != expected:
                 plan = Plan(status=401, error_code="invalid_api_key")
-            await self._answer(plan, recorded, send, gone)
+            await self._answer(plan, recorded, scope, send, gone)
             recorded.finished.set()
         except _Gone:
             recorded.gone.set()
         finally:
             gone.cancel()
 
-    async def _answer(self, plan: Plan, recorded: Recorded, send: Send, gone: "asyncio.Task[None]") -> None:
+    def _drop(self, scope: Scope) -> None:
+        for connection in list(self._servers[0].server_state.connections):
+            assert isinstance(connection, H11Protocol)
+            if connection.cycle is not None and connection.cycle.scope is scope:
+                connection.transport.abort()
+
+    async def _answer(
+        self, plan: Plan, recorded: Recorded, scope: Scope, send: Send, gone: "asyncio.Task[None]"
+    ) -> None:
         async def place(name: Place) -> None:
             if plan.die == name:
                 self.kill()
+                raise _Gone
+            if plan.die == "drop":
+                self._drop(scope)
                 raise _Gone
             if plan.hold == name:
                 recorded.reached.set()
@@ -255,6 +274,9 @@ class FakeEngine:
     async def _admin(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {key.decode(): value.decode() for key, value in scope["headers"]}
         expected = engine_credential(self._keys["state"], self.replica.pool_ref, self.epoch)
+        if self.state_status != 200:
+            await _whole(send, self.state_status, {}, [])
+            return
         if scope["path"] != "/state" or bearer(headers.get("authorization")) != expected:
             await _whole(send, 401, {"error": {"message": "no", "type": "t", "param": None, "code": "c"}}, [])
             return
@@ -264,8 +286,11 @@ class FakeEngine:
         self._wake.add(wake)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": []})
+            if self.state_garbage:
+                await send({"type": "http.response.body", "body": b'{"type":"hello"}\n', "more_body": True})
             async for message in self._messages(wake, gone):
                 await send({"type": "http.response.body", "body": encode(message) + b"\n", "more_body": True})
+                self.told |= isinstance(message, Delta)
         finally:
             self._wake.discard(wake)
             gone.cancel()
@@ -279,6 +304,8 @@ class FakeEngine:
             base_digest=self.base_digest,
             capacity=CAPACITY,
         )
+        if self.state_gap:
+            yield Heartbeat(seq=9)
         yield Snapshot(seq=1, adapters=self._residences(), capacity=CAPACITY, load=Load())
         seq = 1
         while not gone.done():

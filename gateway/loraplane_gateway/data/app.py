@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from loraplane_core.credentials import read_key
 from loraplane_core.errors import InvalidRequest, LoraplaneError, ModelNotFound, NotFound, Unavailable
+from loraplane_core.identity import ReplicaId
 from loraplane_core.wire.engine import STATE_TIMEOUT_SECONDS
 from loraplane_gateway.data.accounting import UsageLog
 from loraplane_gateway.data.admission import Admission
@@ -54,11 +55,17 @@ class App:
     """Routes; everything that is not listed here is 404."""
 
     def __init__(
-        self, inference: Inference, authenticator: Authenticator, registry: Registry, metrics: Metrics
+        self,
+        inference: Inference,
+        authenticator: Authenticator,
+        registry: Registry,
+        in_flight: InFlight,
+        metrics: Metrics,
     ) -> None:
         self._inference = inference
         self._authenticator = authenticator
         self._registry = registry
+        self._in_flight = in_flight
         self.metrics = metrics
         self.draining = False
 
@@ -69,6 +76,10 @@ class App:
     @property
     def snapshot(self) -> Snapshot:
         return self._registry.current()
+
+    def load(self, replica: ReplicaId) -> float:
+        """Requests in flight there, of all gateways."""
+        return self._in_flight.load(replica)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -179,7 +190,7 @@ async def running(settings: DataSettings) -> AsyncIterator[App]:
             metrics=metrics,
         )
         await stack.enter_async_context(_kept(jobs))  # last in, first out: no job outlives what it uses
-        yield App(inference, authenticator, registry, metrics)
+        yield App(inference, authenticator, registry, in_flight, metrics)
 
 
 def _shared(

@@ -48,6 +48,20 @@ class DataSettings(BaseSettings):
             raise ValueError("must not be empty")
         return value
 
+    @field_validator("database_url")
+    @classmethod
+    def _is_postgres(cls, value: SecretStr) -> SecretStr:
+        if not value.get_secret_value().startswith(("postgresql://", "postgres://")):
+            raise ValueError("must read postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+        return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_redis(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must read redis://[:PASSWORD@]HOST:PORT/NUMBER")
+        return value
+
     @model_validator(mode="after")
     def _keys_are_readable(self) -> Self:
         for file in (self.key_pepper_file, self.data_key_file, self.state_key_file):

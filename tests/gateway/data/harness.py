@@ -205,6 +205,12 @@ class Gateway:
     async def until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
         await until(condition, seconds)
 
+    async def until_refused(self, key: str, seconds: float) -> None:
+        """Until the key is 401; the clock starts now."""
+        async with asyncio.timeout(seconds):
+            while (await self.ask(key, "nothing")).status_code != 401:  # noqa: ASYNC110 - the gateway tells nobody
+                await asyncio.sleep(0.02)
+
     async def until_idle(self) -> None:
         """Everything dispatched is released, nothing is admitted any more."""
         await until(lambda: self.metric("in_flight") == 0 and self.metric("dispatched") == self.metric("released"))
