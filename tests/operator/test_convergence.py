@@ -15,6 +15,7 @@ from loraplane_core.wire.engine import WARM, Residence
 from loraplane_core.wire.registry import Adapter
 from loraplane_operator.actions import (
     Action,
+    ActivateVersion,
     ClaimAdapter,
     Mark,
     Register,
@@ -91,6 +92,9 @@ class Simulation:
                 self.entries[name] = msgspec.structs.replace(known, versions=versions, active_version=number)
                 key = (uid, asked.source_hash)
                 self.memory = replace(memory, registered={**memory.registered, key: made})
+            case ActivateVersion(uid=uid, request=wanted):
+                name = next(name for name, each in self.entries.items() if each.claim_uid == uid)
+                self.entries[name] = msgspec.structs.replace(self.entries[name], active_version=wanted.version)
             case ReleaseClaim(uid=uid, versions=kept):
                 name = next(name for name, each in self.entries.items() if each.claim_uid == uid)
                 if kept == "delete":

@@ -9,7 +9,9 @@ import pytest
 
 from loraplane_core import placement
 from loraplane_core.identity import AdapterId
-from loraplane_core.wire.registry import Source
+from loraplane_core.resources.adapter import AdapterStatus
+from loraplane_core.resources.pool import PoolStatus
+from loraplane_core.wire.registry import Activate, Source
 from loraplane_operator.actions import (
     Action,
     ActivateVersion,
@@ -267,6 +269,14 @@ def test_every_reason_a_planner_gives_itself_is_documented() -> None:
             assert each["reason"] in known
 
 
+@pytest.mark.parametrize("case", PHASES)
+def test_status_follows_the_resource_model(case: str) -> None:
+    written = status(PHASES[case][0]())
+    parsed = AdapterStatus.model_validate(written)
+    assert parsed.to_wire() == written
+    assert PoolStatus.model_validate(status(world(), "BaseModelPool")).replicas == 2
+
+
 def test_finalizer_comes_before_anything_else() -> None:
     fresh = adapter(meta=meta("LoRAAdapter", "pirate", finalized=False))
     seen = unclaimed(adapters=(fresh,))
@@ -393,12 +403,19 @@ def deleting(**changes: Any) -> World:
     return world(adapters=(gone,), **changes)
 
 
-def test_deletion_drains_then_releases_then_goes() -> None:
-    seen = deleting(**everywhere(residence()))
+def test_deletion_stops_serving_drains_releases_and_goes() -> None:
+    serving = deleting(**everywhere(residence()))
+    (stop,) = of(ActivateVersion, serving)
+    assert stop.request == Activate(version=0)
+    assert of(Withdraw, serving) == of(Warm, serving) == []
+    refused = failed(serving, ActivateVersion, "conflict")
+    assert len(of(Withdraw, refused)) == 2
+    stopped = registry(entry(active_version=0))
+    seen = replace(serving, registry=stopped)
     assert len(of(Withdraw, seen)) == 2
     assert of(ReleaseClaim, seen) == of(SetFinalizer, seen) == of(Warm, seen) == []
     assert condition(seen, "Deleting") == ("True", "Deleting")
-    drained = deleting()
+    drained = deleting(registry=stopped)
     assert [(each.uid, each.versions) for each in of(ReleaseClaim, drained)] == [("uid-pirate", "delete")]
     assert of(Warm, drained) == []
     released = replace(drained, registry=registry())

@@ -19,6 +19,8 @@ from loraplane_operator.words import Engine, Replica
 
 log = logging.getLogger(__name__)
 _RECONNECT = Backoff(first=0.1, cap=1.0)
+#: A stream that is back within this, after a stall of either side, makes no status flap.
+GRACE_SECONDS = 0.3
 
 
 class Fleet:
@@ -125,7 +127,7 @@ class Reader:
             log.warning("lost the state stream", extra={"replica": str(self.replica), "error": trouble})
         self._hello = self._seq = self._capacity = None
         self._residences = {}
-        self._wake()
+        asyncio.get_running_loop().call_later(GRACE_SECONDS, self._wake)
 
     def _take(self, message: StateMessage) -> bool:
         """Fold one message in; True when planning would see a difference. Raises on a gap or a wrong engine."""

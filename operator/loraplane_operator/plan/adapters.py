@@ -10,15 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loraplane_core.errors import reason_of
-from loraplane_core.resources.adapter import AdapterReplica, AdapterStatus
 from loraplane_core.resources.reasons import Reason
-from loraplane_core.wire.engine import WARM
 from loraplane_core.wire.registry import Activate, Adapter, ClaimRequest, RegisterSource, Source, Version
 from loraplane_operator.actions import Action, ActivateVersion, ClaimAdapter, Register, SetFinalizer
 from loraplane_operator.plan.conditions import Verdict, render
 from loraplane_operator.plan.deletion import plan_deletion
 from loraplane_operator.plan.notes import notes
-from loraplane_operator.plan.readiness import ready_verdict, replica_rows
+from loraplane_operator.plan.readiness import Row, ready_verdict, replica_rows
 from loraplane_operator.plan.status import ObjectPlan, status_action
 from loraplane_operator.plan.wishes import Wish, holds_claim, refuse_placement, version_of
 from loraplane_operator.words import AdapterKey, AdapterObject, World
@@ -55,7 +53,7 @@ def plan_adapter(
     _place(world, obj, findings, wish)
     rows = replica_rows(world, wish, warm) if wish else []
     findings.verdicts.append(ready_verdict(findings.blocked, wish, rows))
-    status = _status(world, obj, findings, wish, [row.report for row in rows])
+    status = _status(world, obj, findings, wish, rows)
     write, due = status_action(world, obj.meta, obj.status, status, notes(obj, status))
     return ObjectPlan(findings.actions + write, due)
 
@@ -253,24 +251,25 @@ def _refuse_activation(world: World, obj: AdapterObject, findings: Findings) -> 
     return Verdict("Placed", "False", Reason.PROGRESSING, f"activating version {obj.active_version}")
 
 
-def _status(
-    world: World, obj: AdapterObject, findings: Findings, wish: Wish | None, replicas: list[AdapterReplica]
-) -> dict[str, Any]:
+def _status(world: World, obj: AdapterObject, findings: Findings, wish: Wish | None, rows: list[Row]) -> dict[str, Any]:
+    """AdapterStatus as a plain object (a test holds it to the model): it is made for every object in every pass."""
     version = findings.version
-    ready = sum(row.residency in WARM for row in replicas)
-    rendered = render(findings.verdicts, obj.status, obj.meta.generation, world.now)
-    status = AdapterStatus(
-        observed_generation=obj.meta.generation,
-        version=version.version if version else None,
-        active_version=wish.id.version if wish else None,
-        base_model=version.base_model or None if version else None,
-        digest=version.digest or None if version else None,
-        rank=version.rank or None if version else None,
-        target_modules=version.target_modules if version else [],
-        bytes=version.bytes or None if version else None,
-        replicas=replicas,
-        ready_replicas=ready,
-        warm_replicas=obj.warm_replicas,
-        resident=f"{ready}/{obj.warm_replicas}",
-    ).to_wire()
-    return {**status, "conditions": rendered}
+    ready = sum(not row.reason for row in rows)
+    optional = {
+        "version": version and version.version,
+        "activeVersion": wish and wish.id.version,
+        "baseModel": version and version.base_model,
+        "digest": version and version.digest,
+        "rank": version and version.rank,
+        "bytes": version and version.bytes,
+    }
+    return {
+        "conditions": render(findings.verdicts, obj.status, obj.meta.generation, world.now),
+        "observedGeneration": obj.meta.generation,
+        **{name: value for name, value in optional.items() if value},
+        "targetModules": list(version.target_modules) if version else [],
+        "replicas": [row.report for row in rows],
+        "readyReplicas": ready,
+        "warmReplicas": obj.warm_replicas,
+        "resident": f"{ready}/{obj.warm_replicas}",
+    }

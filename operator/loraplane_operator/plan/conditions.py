@@ -20,21 +20,29 @@ class Verdict(NamedTuple):
         return self.status == "True"
 
 
-def conditions_of(status: Mapping[str, Any]) -> list[Condition]:
-    return [Condition.model_validate(raw) for raw in status.get("conditions") or []]
+def raw_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Condition objects of a status by type."""
+    return {raw["type"]: raw for raw in status.get("conditions") or []}
 
 
 def render(
     verdicts: Iterable[Verdict], previous: Mapping[str, Any], generation: int, now: float
 ) -> list[dict[str, Any]]:
     """Conditions in the order of the verdicts; lastTransitionTime moves when, and only when, a truth changes."""
-    moment = datetime.fromtimestamp(now, UTC)
-    before = {condition.type: condition for condition in conditions_of(previous)}
-    rendered: list[Condition] = []
-    for verdict in verdicts:
-        known = [before[verdict.type]] if verdict.type in before else []
-        rendered += set_condition(known, *verdict, now=moment, generation=generation)
-    return [condition.to_wire() for condition in rendered]
+    before = raw_conditions(previous)
+    return [_rendered(verdict, before.get(verdict.type), generation, now) for verdict in verdicts]
+
+
+def _rendered(verdict: Verdict, before: Mapping[str, Any] | None, generation: int, now: float) -> dict[str, Any]:
+    if before is not None and _told(before) == (*verdict[1:], generation):
+        return dict(before)  # the usual case, and with many objects the one that counts
+    known = [Condition.model_validate(before)] if before is not None else []
+    (condition,) = set_condition(known, *verdict, now=datetime.fromtimestamp(now, UTC), generation=generation)
+    return condition.to_wire()
+
+
+def _told(raw: Mapping[str, Any]) -> tuple[object, ...]:
+    return raw.get("status"), raw.get("reason"), raw.get("message"), raw.get("observedGeneration")
 
 
 def rfc3339(seconds: float) -> str:

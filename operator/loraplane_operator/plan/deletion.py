@@ -9,7 +9,7 @@ from loraplane_core.resources.adapter import AdapterStatus
 from loraplane_core.resources.reasons import Reason
 from loraplane_core.wire.registry import Activate
 from loraplane_operator.actions import Action, ActivateVersion, Note, ReleaseClaim, SetFinalizer, Withdraw
-from loraplane_operator.plan.conditions import Verdict, conditions_of, render
+from loraplane_operator.plan.conditions import Verdict, raw_conditions, render
 from loraplane_operator.plan.status import ObjectPlan, status_action
 from loraplane_operator.plan.wishes import holds_claim
 from loraplane_operator.words import AdapterObject, World
@@ -64,9 +64,9 @@ def _withdrawals(world: World, obj: AdapterObject) -> list[Action]:
 
 def _wait(world: World, obj: AdapterObject, message: str, actions: list[Action], deadline: float) -> ObjectPlan:
     kept = [
-        Verdict(known.type, known.status, known.reason, known.message)
-        for known in conditions_of(obj.status)
-        if known.type not in ("Ready", "Deleting")
+        Verdict(type_, known["status"], known["reason"], known["message"])
+        for type_, known in raw_conditions(obj.status).items()
+        if type_ not in ("Ready", "Deleting")
     ]
     verdicts = [
         *kept,

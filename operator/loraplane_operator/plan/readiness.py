@@ -2,9 +2,8 @@
 
 from typing import NamedTuple
 
-from loraplane_core.resources.adapter import AdapterReplica
 from loraplane_core.resources.reasons import Reason
-from loraplane_core.wire.engine import WARM
+from loraplane_core.wire.engine import WARM, ResidencyClass
 from loraplane_operator.actions import Action, Warm
 from loraplane_operator.plan.conditions import Verdict, rfc3339
 from loraplane_operator.plan.warmth import base_differs, residence_of
@@ -15,13 +14,13 @@ from loraplane_operator.words import Failure, World
 class Row(NamedTuple):
     """One replica that should be warm. `reason` says why it is not; "" when it is."""
 
-    report: AdapterReplica
+    report: dict[str, str]  # AdapterReplica
     reason: str
 
     @property
     def told(self) -> str:
         report = self.report
-        return f"{report.name} is {report.residency}{': ' + report.message if report.message else ''}"
+        return f"{report['name']} is {report['residency']}{': ' + report['message'] if report['message'] else ''}"
 
 
 def replica_rows(world: World, wish: Wish, warm: tuple[Action, ...]) -> list[Row]:
@@ -35,11 +34,9 @@ def _row(world: World, wish: Wish, index: int, failure: Failure | None) -> Row:
     name = str(wish.replicas[index])
     engine = world.engines.get(wish.replicas[index])
     if engine is None:
-        report = AdapterReplica(name=name, residency="absent", message="the replica does not answer")
-        return Row(report, Reason.REPLICA_NOT_READY)
+        return Row(_report(name, "absent", "the replica does not answer"), Reason.REPLICA_NOT_READY)
     if base_differs(engine, wish):
-        report = AdapterReplica(name=name, residency="absent", message="the replica serves another base")
-        return Row(report, Reason.BASE_MODEL_MISMATCH)
+        return Row(_report(name, "absent", "the replica serves another base"), Reason.BASE_MODEL_MISMATCH)
     residence = residence_of(engine, wish.id)
     residency = residence.residency if residence else "absent"
     if residency in WARM:
@@ -50,7 +47,11 @@ def _row(world: World, wish: Wish, index: int, failure: Failure | None) -> Row:
         message = residence.message if residence else ""
         reason = Reason.LOADING if residency == "loading" else Reason.LOAD_FAILED if message else Reason.NOT_WARM
     since = rfc3339(residence.since) if residence and residence.since else ""
-    return Row(AdapterReplica(name=name, residency=residency, since=since, message=message), reason)
+    return Row(_report(name, residency, message, since), reason)
+
+
+def _report(name: str, residency: ResidencyClass, message: str, since: str = "") -> dict[str, str]:
+    return {"name": name, "residency": residency, "since": since, "message": message}
 
 
 def ready_verdict(blocked: Verdict | None, wish: Wish | None, rows: list[Row]) -> Verdict:

@@ -92,10 +92,12 @@ def _residues(
     residues, due = set(), []
     for engine in world.engines.values():
         for ref, residence in engine.residences.items():
-            residue = _residue(registry, engine, ref, residence)
             if residence.residency == "absent" or (ref.tenant, ref.adapter) in leaving:
                 continue
-            if (engine.replica, residue.id) in wished or (residue.known and not residence.warm_wanted):
+            if (engine.replica, AdapterId(*ref, residence.digest)) in wished:
+                continue
+            residue = _residue(registry, engine, ref, residence)
+            if residue.known and not residence.warm_wanted:
                 continue
             residues.add(residue)
             at = world.memory.residue_since.get(residue, world.now) + _patience(registry, residue)
