@@ -23,7 +23,7 @@ DEFAULT_GATEWAY_PORT = 8080
 REGISTRY_ROLE = "loraplane_registry"
 DATA_ROLE = "loraplane_data"
 #: What a child inherits of our environment; everything else it gets by name.
-INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR")
+INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "SSL_CERT_FILE", "SSL_CERT_DIR")
 MODULES = {"gateway": "loraplane_gateway", "operator": "loraplane_operator"}
 
 

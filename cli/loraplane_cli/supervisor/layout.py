@@ -11,8 +11,6 @@ from loraplane_cli.supervisor.files import private_folder
 from loraplane_core.identity import PoolRef, ReplicaId
 
 STATE_FOLDER = ".loraplane"
-#: sun_path holds 108 bytes on Linux, 104 elsewhere.
-SOCKET_PATH_MAX = 100
 
 
 @dataclass(frozen=True)
@@ -110,13 +108,8 @@ class StateFolder:
 
     @property
     def runtime(self) -> Path:
-        """A short, private folder for sockets (a state folder may lie too deep for one)."""
-        session = os.environ.get("XDG_RUNTIME_DIR")
-        base = Path(session) if session and _is_private(Path(session)) else Path("/tmp")  # noqa: S108 - checked on use
-        path = base / self.shared_name
-        if len(str(path)) > SOCKET_PATH_MAX - len("/supervisor.sock"):
-            path = Path("/tmp") / self.shared_name  # noqa: S108
-        return path
+        """A short, private folder for sockets (a state folder may lie too deep for one) and for temporary files."""
+        return Path("/tmp") / self.shared_name  # noqa: S108 - its owner and mode are checked when it is entered
 
     @property
     def socket(self) -> Path:
@@ -136,11 +129,3 @@ class StateFolder:
     def remove_runtime(self) -> None:
         if self.runtime.exists():
             shutil.rmtree(self.runtime)
-
-
-def _is_private(folder: Path) -> bool:
-    try:
-        status = folder.stat()
-    except OSError:
-        return False
-    return status.st_uid == os.geteuid() and not status.st_mode & 0o077

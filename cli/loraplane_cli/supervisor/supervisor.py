@@ -66,7 +66,8 @@ class Supervisor:
         """Returns after an orderly stop that a signal asked for. Raises StartFailed when a part did not come up."""
         stop, hurry = asyncio.Event(), asyncio.Event()
         async with httpx.AsyncClient(timeout=PROBE_TIMEOUT, trust_env=False) as client:
-            env = child_environment({RUN_VARIABLE: self._run.token})
+            # What a killed child leaves in its temporary folder goes with ours.
+            env = child_environment({RUN_VARIABLE: self._run.token, "TMPDIR": str(self._state.runtime)})
             kit = Kit(self._options, self._state, PortBook(self._state.ports), self._material, env, client)
             parts = self._make_parts(kit)
             self._workloads = Workloads(self._site(kit), self._changed)
