@@ -46,7 +46,7 @@ CAPACITY = Capacity(
 class Plan:
     """How a request goes. `hold` waits at a place until `release`; `die` kills the engine there.
 
-    With `die="drop"` only the connection breaks.
+    With `die="drop"` only the connection breaks. An `error_code` at status 200 is a stream's first event.
     """
 
     tokens: tuple[str, ...] = ("one", "two", "three")
@@ -246,6 +246,11 @@ class FakeEngine:
             await send({"type": "http.response.body", "body": body[20:], "more_body": False})
             return
         await place("first")
+        if plan.error_code:
+            error = {"message": "scripted", "type": "server_error", "param": None, "code": plan.error_code}
+            await _event(send, {"error": error})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
         for number, token in enumerate(plan.tokens):
             await place(number)
             choice = {"index": 0, "text": token, "delta": {"content": token}, "finish_reason": None}

@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 import httpx
 import msgspec
 
-from loraplane_core.errors import DeadlineExceeded, LoraplaneError, NoReplica, Unavailable, error_object
+from loraplane_core.errors import (
+    ArtifactUnavailable,
+    DeadlineExceeded,
+    LoraplaneError,
+    NoReplica,
+    Unavailable,
+    error_object,
+    from_wire,
+    render,
+)
 from loraplane_gateway.data import sse
 from loraplane_gateway.data.admission import RetryBudget
 from loraplane_gateway.data.http import RawHeaders, Responder
@@ -22,8 +31,6 @@ from loraplane_gateway.data.routing.router import Lease, Process, Router
 from loraplane_gateway.data.upstream import Call, Engines, ReplicaFailed, ReplicaSilent, passed_back, pieces_of, whole
 
 log = logging.getLogger(__name__)
-#: Refusals that another replica may well not give.
-_ELSEWHERE = frozenset({"unavailable", "engine_busy", "insufficient_memory", "protocol_mismatch", "no_replica"})
 _STREAM_HEADERS = [(b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no")]
 EVENT_STREAM = "text/event-stream"
 
@@ -54,7 +61,8 @@ class _Refused(Exception):
     @property
     def elsewhere(self) -> bool:
         # 401 and 403 are between the gateway and the engine, and never the client's to see.
-        return self.status in (401, 403) or (self.status == 503 and self.code in _ELSEWHERE)
+        # The artifact's source is one for all replicas, so nobody else would get it either.
+        return self.status in (401, 403) or (self.status == 503 and self.code != ArtifactUnavailable.code)
 
 
 @dataclass(slots=True)
@@ -167,6 +175,7 @@ class Proxy:
                     ready = scanner.feed(piece)
                     if ready:
                         if not responder.status:
+                            _raise_if_refused(ready)
                             outcome.first_byte = time.monotonic()
                             await responder.start(200, [*passed_back(answer), *_STREAM_HEADERS])
                         await responder.body(ready, more=True)
@@ -192,6 +201,19 @@ async def _pass_on(refused: _Refused, responder: Responder) -> None:
         log.error("an engine refused this gateway's credential with %d", refused.status)
         raise Unavailable("The engine cannot be used at the moment.", retry_after=5)
     await responder.whole(refused.status, refused.body, refused.headers)
+
+
+def _raise_if_refused(first: bytes) -> None:
+    """An engine that fails after its headers says so in its first event; to the client nothing has begun yet."""
+    if not first.startswith(b'data: {"error"'):
+        return
+    try:
+        value = msgspec.json.decode(first.removeprefix(b"data:").partition(b"\n")[0])
+    except msgspec.DecodeError:
+        return
+    status, body, headers = render(from_wire(503, value))
+    raw = [(name.encode(), text.encode()) for name, text in headers.items()]
+    raise _Refused(status, msgspec.json.encode(body), [(b"content-type", b"application/json"), *raw])
 
 
 class _ErrorInner(msgspec.Struct):

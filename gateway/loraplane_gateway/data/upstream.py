@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 CLOSE_SECONDS = 2.0
 POOL_SECONDS = 5.0
 WRITE_SECONDS = 30.0
-#: Below the five seconds after which uvicorn closes an idle connection, or requests would run into the close.
-IDLE_SECONDS = 4.0
+#: Well below the 75 s after which an engine closes an idle connection, or requests would run into the close.
+IDLE_SECONDS = 30.0
 _PASSED_BACK = (
     "content-type",
     "retry-after",

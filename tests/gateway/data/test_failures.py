@@ -94,7 +94,7 @@ async def test_other_streams_live_on_when_one_replica_dies(world: World, place: 
             assert events((await asking).text)[-1] == "[DONE]"
 
 
-@pytest.mark.parametrize("code", ["unavailable", "engine_busy", "insufficient_memory", "protocol_mismatch"])
+@pytest.mark.parametrize("code", ["unavailable", "engine_busy", "engine_failed"])
 async def test_a_503_that_another_replica_may_not_give_is_asked_there(world: World, place: Place, code: str) -> None:
     home, other = _pair(place)
     home.default = Plan(status=503, error_code=code)
@@ -107,6 +107,20 @@ async def test_a_503_that_another_replica_may_not_give_is_asked_there(world: Wor
             async with asyncio.timeout(2):  # both refuse: the last refusal passes, without waiting for a third
                 answer = await gw.ask(world.keys.acme, "pirate")
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, code)
+
+
+async def test_an_error_as_a_streams_first_event_is_a_refusal_like_any_other(world: World, place: Place) -> None:
+    home, other = _pair(place)
+    home.default = Plan(error_code="engine_failed")
+    async with engines(home, other):
+        for engine in (home, other):
+            engine.publish(place.endpoints)
+        async with gateway(place.settings(world.url), replicas=2) as gw:
+            answer = await gw.ask(world.keys.acme, "pirate", stream=True)
+            assert events(answer.text)[-1] == "[DONE]"
+            other.default = Plan(error_code="deadline_exceeded")
+            answer = await gw.ask(world.keys.acme, "pirate", stream=True)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
 
 
 async def test_an_artifact_that_cannot_be_had_passes_at_once(world: World, place: Place) -> None:

@@ -227,6 +227,7 @@ async def test_usage_is_written_once_per_request_also_under_one_request_id(own_w
                 await gw.ask(own_world.keys.acme, "pirate", stream=stream, headers={"x-request-id": "same"})
             await gw.ask(own_world.keys.acme, BASE)
             await gw.until_idle()
+            assert gw.metric("disconnects_total") == 0
     with psycopg.connect(own_world.database.owner_url) as connection:
         rows = connection.execute(
             "SELECT request_id, tenant_id, pool, base_model, adapter, version, status, prompt_tokens,"
