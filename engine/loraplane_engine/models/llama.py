@@ -37,7 +37,8 @@ class Attention:
             group_sites(layer, _QKV),
             lora,
         )
-        self.o = Linear([weights.take(f"{name}.o_proj.weight", hidden, q)], group_sites(layer, _O), lora)
+        # What o and down write stays in the residual stream: their rounding decides that of the logits.
+        self.o = Linear([weights.take(f"{name}.o_proj.weight", hidden, q)], group_sites(layer, _O), lora, exact=True)
 
     def __call__(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         rows, rotated = x.shape[0], self._heads + self._kv_heads
@@ -55,7 +56,8 @@ class Mlp:
             group_sites(layer, _GATE_UP),
             lora,
         )
-        self.down = Linear([weights.take(f"{name}.down_proj.weight", hidden, inner)], group_sites(layer, _DOWN), lora)
+        down = weights.take(f"{name}.down_proj.weight", hidden, inner)
+        self.down = Linear([down], group_sites(layer, _DOWN), lora, exact=True)
 
     def __call__(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         gate, up = self.gate_up(x, batch.routing).chunk(2, dim=1)
