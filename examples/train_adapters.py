@@ -3,6 +3,7 @@
     python examples/train_adapters.py                  # all of them, then the evaluation
     python examples/train_adapters.py --only pirate    # one adapter, no evaluation
     python examples/train_adapters.py --evaluate       # the evaluation alone, of what is under examples/adapters
+    python examples/train_adapters.py --answers        # the base's answers anew (examples/training/base_answers.json)
 
 Each adapter learns a way of speaking, not facts: it is trained on the base model's own first sentences, rewritten into
 its style (self-distillation), so the content stays the base's. Loss on the answer only; bf16 base, fp32 LoRA weights.
@@ -20,11 +21,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
 import torch  # noqa: E402
+from transformers.utils import logging  # noqa: E402
+
 from examples.training.evaluation import evaluate  # noqa: E402
-from examples.training.model import training_sentences  # noqa: E402
+from examples.training.model import training_sentences, write_base_answers  # noqa: E402
 from examples.training.other_base import write_other_base  # noqa: E402
 from examples.training.recipe import RECIPES, train  # noqa: E402
-from transformers.utils import logging  # noqa: E402
 
 OTHER_BASE = "other-base"
 
@@ -35,6 +37,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "examples/adapters")
     parser.add_argument("--only", choices=[*RECIPES, OTHER_BASE], help="train (or write) this one, skip the evaluation")
     parser.add_argument("--evaluate", action="store_true", help="evaluate only")
+    parser.add_argument("--answers", action="store_true", help="only let the base answer the training questions anew")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     if not (options.model / "config.json").exists():
@@ -43,8 +46,11 @@ def main() -> int:
     torch.use_deterministic_algorithms(True)
     logging.disable_progress_bar()
     started = time.monotonic()
+    if options.answers:
+        write_base_answers(options.model)
+        return 0
     if not options.evaluate:
-        sentences = training_sentences(options.model, ROOT / ".cache")
+        sentences = training_sentences()
         for recipe in RECIPES.values():
             if options.only in (None, recipe.name):
                 train(recipe, sentences, options.model, options.out)

@@ -1,6 +1,5 @@
-"""The base model for training and evaluation: loading, greedy chat answers, the cached answers to our questions."""
+"""The base model for training and evaluation: loading, greedy chat answers, the answers that training starts from."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from examples.styles import MAX_TOKENS
 from examples.training.data import QUESTIONS, first_sentence
 
 ANSWER_BATCH = 48
+BASE_ANSWERS = Path(__file__).with_name("base_answers.json")
 
 
 def load_base(folder: Path, dtype: torch.dtype) -> Any:
@@ -45,15 +45,14 @@ def answer(model: Any, tokenizer: PreTrainedTokenizerBase, questions: Sequence[s
     return [text.strip() for text in answers]
 
 
-def training_sentences(folder: Path, cache: Path) -> list[tuple[str, str]]:
-    """(question, first sentence of the base's own answer); cached because four adapters use them."""
-    record = (folder / "loraplane-import.json").read_bytes()
-    key = hashlib.sha256(record + json.dumps(QUESTIONS).encode()).hexdigest()
-    path = cache / f"base-answers-{key[:16]}.json"
-    if not path.exists():
-        print(f"answering {len(QUESTIONS)} questions with the base model", flush=True)
-        answers = answer(load_base(folder, torch.float32), load_tokenizer(folder), QUESTIONS)
-        cache.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(answers))
-    pairs = zip(QUESTIONS, json.loads(path.read_text()), strict=True)
-    return [(question, sentence) for question, text in pairs if (sentence := first_sentence(text))]
+def write_base_answers(folder: Path) -> None:
+    print(f"answering {len(QUESTIONS)} questions with the base model", flush=True)
+    answers = answer(load_base(folder, torch.float32), load_tokenizer(folder), QUESTIONS)
+    text = json.dumps(dict(zip(QUESTIONS, answers, strict=True)), indent=1, ensure_ascii=False) + "\n"
+    BASE_ANSWERS.write_text(text, encoding="utf-8")
+
+
+def training_sentences() -> list[tuple[str, str]]:
+    """(question, first sentence of the base's own answer). The answers are checked in: the data does not move."""
+    answers = json.loads(BASE_ANSWERS.read_text(encoding="utf-8"))
+    return [(question, sentence) for question in QUESTIONS if (sentence := first_sentence(answers[question]))]
