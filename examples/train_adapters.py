@@ -7,7 +7,7 @@
 
 Each adapter learns a way of speaking, not facts: it is trained on the base model's own first sentences, rewritten into
 its style (self-distillation), so the content stays the base's. Loss on the answer only; bf16 base, fp32 LoRA weights.
-Seeds are fixed and the algorithms deterministic: the same machine and thread count give the same bytes; another CPU may
+Seeds are fixed and the algorithms deterministic, so a run repeats on the same machine and thread count; another CPU may
 round differently, which is why the tests ask for the style and not for the text.
 """
 
