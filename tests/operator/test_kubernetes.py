@@ -169,6 +169,22 @@ async def test_stateful_set_and_pods_are_read_as_replicas(cluster_api: Any) -> N
     assert (second.ready, second.running) == (False, False)
 
 
+async def test_event_from_another_namespace_is_dropped(cluster_api: Any) -> None:
+    api = connect(cluster_api)
+    cluster = KubernetesCluster(api, namespaces=["default"], site=Site("engine:1", "models"))
+    try:
+        await cluster.relist()
+        for namespace in ("other", "default"):
+            seen = manifest(adapter_manifest(), "u")
+            seen["metadata"]["namespace"] = namespace
+            cluster.seen("LoRAAdapter", seen, deleted=False)
+        observed = await cluster.observe()
+    finally:
+        await api.close()
+    assert observed is not None
+    assert [obj.meta.ref.namespace for obj in observed.adapters] == ["default"]
+
+
 async def delete(cluster_api: Any, plural: str, name: str) -> None:
     api = connect(cluster_api)
     try:

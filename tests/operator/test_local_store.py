@@ -127,11 +127,12 @@ def test_file_that_breaks_keeps_its_objects(local: Local, case: str, restarted: 
 def test_half_written_file_does_not_count(local: Local) -> None:
     local.write("a.yaml", adapter_manifest())
     local.settle()
+    uid = local.json()["metadata"]["uid"]
     (local.root / "a.yaml").write_text("")
     local.store.merge(local.folder.scan())
     local.write("a.yaml", adapter_manifest())
     local.settle()
-    assert "deletionTimestamp" not in local.json()["metadata"]
+    assert local.json()["metadata"]["uid"] == uid
 
 
 def test_moved_document_is_the_same_object(local: Local) -> None:

@@ -163,9 +163,9 @@ async def test_hung_engine_delays_no_other_adapter_or_replica(tmp_path: Path) ->
         system.write("pool.yaml", pool_manifest(replicas=2))
         await until(lambda: len(system.supervisor.engines) == 2)
         system.engine(0).hang = True
-        names = [f"a{number}" for number in range(6)]
+        names = [f"a{number}" for number in range(12)]  # more than one engine's gate admits
         system.write("many.yaml", *(adapter_manifest(name, warmReplicas=2) for name in names))
-        await until(lambda: all(1 in system.holders(f"acme/{name}@1") for name in names), seconds=4)
+        await until(lambda: all(1 in system.holders(f"acme/{name}@1") for name in names), seconds=6)
         assert not any(system.ready(name) for name in names)
 
 
