@@ -87,6 +87,7 @@ class AdapterStore:
         self._tombstones: OrderedDict[str, None] = OrderedDict()
         self._failures: dict[str, _Failure] = {}
         self._loads: dict[str, asyncio.Task[None]] = {}
+        self._going: dict[str, asyncio.Event] = {}  # deletions under way; set when over
         self._answers: dict[m.AdapterKey, list[asyncio.Future[m.AdapterState]]] = {}
         self._images: ImageStore | None = None
 
@@ -110,7 +111,7 @@ class AdapterStore:
             return False
         failure = self._failures.get(str(adapter.ref))
         if failure is not None and str(adapter.ref) not in self._loads and self._clock() < failure.until:
-            raise failure.error
+            raise failure.error.with_traceback(None)  # else each raise would add to the one before
         try:
             async with asyncio.timeout(REQUEST_LOAD_SECONDS):
                 await self._load(entry, size, None, pinned=False, warm_wanted=False)
@@ -129,12 +130,15 @@ class AdapterStore:
 
     async def put(self, adapter: AdapterId, wanted: PutAdapter) -> Residence:
         """Idempotent; answers when warm. Raises NotWarm at the deadline, or why the load failed."""
-        self._tombstones.pop(str(adapter.ref), None)
-        entry = self._entry(adapter)
-        entry.message = ""
-        self._failures.pop(str(adapter.ref), None)
+        ref = str(adapter.ref)
         try:
             async with asyncio.timeout(wanted.deadline_s):
+                while (going := self._going.get(ref)) is not None:
+                    await going.wait()
+                self._tombstones.pop(ref, None)
+                entry = self._entry(adapter)
+                entry.message = ""
+                self._failures.pop(ref, None)
                 if entry.core is None:
                     await self._load(entry, wanted.bytes, None, pinned=wanted.pinned, warm_wanted=True)
                 await self._mark(entry, pinned=wanted.pinned, warm_wanted=True)
@@ -169,18 +173,29 @@ class AdapterStore:
         self._bury(ref)
         if entry is None:
             return Residence(ref=ref, digest=adapter.digest, residency="absent")
+        gone = self._going[ref] = asyncio.Event()
+        try:
+            await self._leave(entry, drain_s)
+        finally:
+            gone.set()
+            if self._going.get(ref) is gone:
+                del self._going[ref]
+        return self._residence(entry)
+
+    async def _leave(self, entry: _Entry, drain_s: float) -> None:
+        ref, digest = str(entry.id.ref), entry.id.digest
         load = self._loads.get(ref)
         if load is not None:
             load.cancel()
             await asyncio.wait([load])
         if entry.core is not None:
             await self._unload(entry, drain_s)
-        if not any(each.id.digest == adapter.digest for each in self._entries.values() if each is not entry):
-            self._disk.remove(adapter.digest)
+        if not any(each.id.digest == digest for each in self._entries.values() if each is not entry):
+            self._disk.remove(digest)
         entry.message = ""
         self._show(entry)
-        self._entries.pop(ref, None)
-        return self._residence(entry)
+        if self._entries.get(ref) is entry:
+            del self._entries[ref]
 
     # -- from the core
 

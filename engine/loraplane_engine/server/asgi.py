@@ -52,6 +52,7 @@ class Guard:
         scope["request_id"] = request_id
         scope["arrived"] = time.perf_counter()
         started = False
+        framed = False
 
         async def watched_send(message: Message) -> None:
             nonlocal started
@@ -60,6 +61,7 @@ class Guard:
 
         try:
             _check_framing(scope)
+            framed = True
             self._authorize(scope)
             await self._app(scope, receive, watched_send)
         except Exception as error:
@@ -67,7 +69,10 @@ class Guard:
             if status == 500:
                 log.exception("request %s failed", request_id)
             if not started:
-                await _refuse(receive, send, status, body, headers | {names.REQUEST_ID: request_id})
+                headers[names.REQUEST_ID] = request_id
+                if not framed or isinstance(error, BodyTooLarge | BodyTimeout):
+                    headers["connection"] = "close"  # what follows on it cannot be trusted to be a request
+                await _refuse(receive, send, status, body, headers)
 
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -96,17 +101,28 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     length = header(scope, "content-length")
     if length is not None and int(length) > limit:
         raise BodyTooLarge(f"the body has {length} bytes; the limit is {limit}")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _collect(receive, limit)
+    except TimeoutError as error:
+        raise BodyTimeout(f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from error
+
+
+class BodyTimeout(InvalidRequest):
+    code = "body_timeout"
+
+
+async def _collect(receive: Receive, limit: int) -> bytes:
     parts = bytearray()
-    async with asyncio.timeout(BODY_SECONDS):
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise InvalidRequest("the client left while sending its body")
-            parts += message.get("body", b"")
-            if len(parts) > limit:
-                raise BodyTooLarge(f"the body is larger than the limit of {limit} bytes")
-            if not message.get("more_body"):
-                return bytes(parts)
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise InvalidRequest("the client left while sending its body")
+        parts += message.get("body", b"")
+        if len(parts) > limit:
+            raise BodyTooLarge(f"the body is larger than the limit of {limit} bytes")
+        if not message.get("more_body"):
+            return bytes(parts)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
@@ -152,12 +168,10 @@ def _check_framing(scope: Scope) -> None:
 
 
 async def _refuse(receive: Receive, send: Send, status: int, body: dict[str, Any], headers: dict[str, str]) -> None:
-    """Send an error. Closes the connection when the body was not read to its end."""
+    """Send an error; after an oversized body, read on for a while so that the client sees it."""
     content = msgspec.json.encode(body)
     headers |= {"content-type": "application/json", "content-length": str(len(content))}
     unread = status == BodyTooLarge.status
-    if unread:
-        headers["connection"] = "close"
     await send(start_message(status, headers))
     await send({"type": "http.response.body", "body": content, "more_body": unread})
     if unread:

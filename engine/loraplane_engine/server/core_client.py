@@ -52,7 +52,7 @@ class CoreClient:
     def submit(self, batch: Iterable[tuple[m.Generate, Sink]]) -> None:
         """Hand requests over together, so that they can share their first step."""
         if self._dead is not None:
-            raise self._dead
+            raise self._dead.with_traceback(None)
         pairs = list(batch)
         for message, sink in pairs:
             self._sinks[message.request] = sink

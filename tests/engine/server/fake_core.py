@@ -68,6 +68,7 @@ class FakeCore:
         self.received: list[m.ToCore] = []
         self.script: Script = answer
         self.load_answer: Callable[[m.LoadAdapter], m.AdapterState | m.AdapterFailed | None] = self._host
+        self.unload_at_once = True
         self.adapters: dict[m.AdapterKey, m.AdapterState] = {}
         self._changed = asyncio.Condition()
         self._fifo = folder / "core.fifo"
@@ -89,7 +90,11 @@ class FakeCore:
         assert self._socket is not None
         self._socket.send_multipart([m.encoder.encode(message) for message in messages])
 
+    def unload(self, key: m.AdapterKey) -> None:
+        self._tell(_replaced(self.adapters[key], residency="absent"))
+
     def reset(self) -> None:
+        self.unload_at_once = True
         self.received.clear()
         self.script = answer
         self.load_answer = self._host
@@ -160,7 +165,8 @@ class FakeCore:
             state = self.adapters[message.key]
             self._tell(_marked(state, message))
         elif isinstance(message, m.UnloadAdapter):
-            self._tell(_replaced(self.adapters[message.key], residency="absent"))
+            if self.unload_at_once:
+                self.unload(message.key)
         elif isinstance(message, m.Shutdown):
             self.die()
 

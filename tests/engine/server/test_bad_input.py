@@ -205,7 +205,7 @@ async def test_case_g11_a_model_in_the_url_is_refused(engine: World, query: str)
 async def test_case_g85_ambiguous_framing_is_refused(engine: World, framing: bytes) -> None:
     body = b'{"model":"tiny","prompt":"x"}'
     chunked = f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
     length = str(len(body)).encode()
     for content in (body, chunked):  # whichever framing a lenient reader would follow
         request = head + framing.replace(b"LENGTH", length) + b"\r\n" + content
@@ -233,6 +233,13 @@ async def test_an_oversized_chunked_body_is_413(engine: World) -> None:
 
     response = await engine.data.post("/v1/completions", content=chunks())
     assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+
+
+async def test_a_body_that_never_arrives_is_given_up(engine: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loraplane_engine.server.asgi.BODY_SECONDS", 0.1)
+    answer = await send_bytes(engine, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"body_timeout" in answer
 
 
 async def test_unknown_paths_and_methods_get_an_openai_shaped_404(engine: World) -> None:

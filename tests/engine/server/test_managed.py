@@ -361,6 +361,20 @@ async def test_deleting_during_a_load_withdraws_it(pool: World, source: Source, 
     assert pool.core.of(m.LoadAdapter) == []
 
 
+async def test_a_put_during_a_deletion_waits_for_it_and_loads_anew(pool: World, known: Known) -> None:
+    await put(pool, known)
+    pool.core.unload_at_once = False
+    deleting = asyncio.create_task(delete(pool, known, drain_s=5))
+    await pool.core.wait_for(lambda: bool(pool.core.of(m.UnloadAdapter)))
+    putting = asyncio.create_task(put(pool, known))
+    assert code(await ask(pool, known)) == (410, "adapter_withdrawn")
+    assert code(await put(pool, known, deadline_s=0.05)) == (504, "not_warm")
+    pool.core.unload(m.AdapterKey(known.ref, known.digest))
+    assert (await deleting).json()["residency"] == "absent"
+    assert (await putting).json()["residency"] == "host"
+    assert len(pool.core.of(m.LoadAdapter)) == 2
+
+
 async def test_a_request_cut_off_by_an_unload_is_told_so(pool: World, known: Known) -> None:
     await put(pool, known)
     pool.core.script = lambda generate: [m.Output(request=generate.request, tokens=[], finish="abort")]
