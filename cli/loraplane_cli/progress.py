@@ -8,7 +8,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -83,7 +83,8 @@ class Snapshot:
     @property
     def failures(self) -> list[str]:
         failed = [f"{item}: {item.reason}: {item.message}" for item in self.items if item.state == "failed"]
-        return failed + list(self.problems)
+        told = " ".join(failed)
+        return failed + [problem for problem in self.problems if problem.partition(": ")[2] not in told]
 
 
 class Progress:
@@ -98,17 +99,18 @@ class Progress:
         self._serving: frozenset[PoolRef] = frozenset()
 
     def snapshot(self) -> Snapshot:
+        status = read_status(self._state)
+        self._serving = serving_pools(status)
         documents, problems = self._documents()
-        stored = self._stored()
-        keys = envfile.read_env(self._state.env)
+        keys = envfile.read_env(self._state.env) if status is not None and status.phase == "running" else {}
         self._tenants_wait = any(
             document.key[0] == TENANT_KIND and envfile.key_variable(document.key[2]) not in keys
             for document in documents
         )
-        status = read_status(self._state)
-        self._serving = serving_pools(status)
-        items = tuple(self._item(document, stored.get(document.key), keys) for document in documents)
-        return Snapshot(status, items, (*problems, *self._reported()))
+        reported = self._reported({document.path for document in documents})
+        stored = self._stored()
+        items = tuple(self._item(document, stored.get(document.key), keys, reported) for document in documents)
+        return Snapshot(status, items, (*problems, *(f"{path}: {text}" for path, text in reported)))
 
     def _documents(self) -> tuple[list[Document], list[str]]:
         found: dict[Key, Document] = {}
@@ -119,7 +121,7 @@ class Progress:
                     if self._only is None or document.key in self._only:
                         found.setdefault(document.key, document)
             except BadDocument as error:
-                problems.append(error.message)
+                problems += [error.message] if self._only is None else []
         return list(found.values()), problems
 
     def _stored(self) -> dict[Key, dict[str, object]]:
@@ -130,19 +132,28 @@ class Progress:
                 found[kind, meta["namespace"], meta["name"]] = stored
         return found
 
-    def _reported(self) -> list[str]:
-        """Problems the operator tells, without those that are told here already."""
+    def _reported(self, ours: set[Path]) -> list[tuple[str, str]]:
+        """(file, why) of what the operator has not put in force; a file that cannot be read at all is told already."""
+        readable = {path.relative_to(self._folder).as_posix() for path in ours}
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             rows = json.loads(self._state.problems.read_text())
-            readable = {path.relative_to(self._folder).as_posix() for path in yaml_files(self._folder)}
-            return [f"{row['path']}: {row['message']}" for row in rows if row["path"] in readable]
+            return [(row["path"], row["message"]) for row in rows if row["path"] in readable]
         return []
 
-    def _item(self, document: Document, stored: dict[str, object] | None, keys: dict[str, str]) -> Item:
+    def _item(
+        self,
+        document: Document,
+        stored: dict[str, object] | None,
+        keys: dict[str, str],
+        reported: list[tuple[str, str]],
+    ) -> Item:
         kind, namespace, name = document.key
         if kind == TENANT_KIND:
             made = envfile.key_variable(name) in keys
             return Item(kind, namespace, name, "ready" if made else "waiting", "Ready" if made else "Pending")
+        for _, text in reported:
+            if text.startswith(f"{kind}/{namespace}/{name}"):
+                return Item(kind, namespace, name, "failed", "NotInForce", text)
         if stored is None:
             return Item(kind, namespace, name, "waiting", "Pending", "the operator has not read it yet")
         judged = condition(stored, "Available" if kind == POOL_KIND else "Ready")
@@ -184,6 +195,7 @@ async def follow(
     seconds: float,
     ended: Callable[[], bool],
     quiet: bool = False,
+    only_objects: bool = False,
 ) -> Snapshot:
     """Show progress until all is settled, the deadline passes, or the supervisor `ended`; the last snapshot.
 
@@ -198,9 +210,10 @@ async def follow(
             if status is not None and status.phase == "failed":
                 raise StartFailed(status.message)
             if not quiet:
-                for line in _news(snapshot, said):
+                shown = replace(snapshot, supervisor=None) if only_objects else snapshot
+                for line in _news(shown, said):
                     console.print(line)
-                live.update(_picture(snapshot) if console.is_terminal else Text(""), refresh=True)
+                live.update(_picture(shown) if console.is_terminal else Text(""), refresh=True)
             if snapshot.settled or time.monotonic() > deadline:
                 return snapshot
             if ended():

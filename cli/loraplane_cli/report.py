@@ -41,6 +41,7 @@ def machine_form(state: StateFolder, snapshot: Snapshot) -> dict[str, Any]:
             for item in snapshot.items
         ],
         "failures": snapshot.failures,
+        "notes": snapshot.supervisor.notes if snapshot.supervisor else [],
         "ready": snapshot.settled and not snapshot.failures,
         "curl": _curl(values, model) if model else None,
     }
@@ -58,6 +59,8 @@ def banner(state: StateFolder, snapshot: Snapshot, console: Console) -> None:
         *((f"key of {name.removeprefix(envfile.KEY_PREFIX).lower()}", key) for name, key in told["keys"].items()),
     ):
         console.print(Text(f"  {label:<16}", style="bold"), value, sep="", markup=False)
+    for note in told["notes"]:
+        console.print(Text("  note            ", style="bold yellow"), note, sep="", markup=False)
     for failure in snapshot.failures:
         console.print(Text("  not in force    ", style="bold red"), failure, sep="", markup=False)
     if told["curl"]:

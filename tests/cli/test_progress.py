@@ -91,11 +91,18 @@ def test_an_edited_document_waits_until_it_is_in_force(here: Here) -> None:
 
 def test_a_broken_document_and_a_refused_edit_are_told(here: Here) -> None:
     (here.folder / "broken.yaml").write_text("kind: [")
-    (here.folder / "edit.yaml").write_text("")
-    here.state.problems.write_text(json.dumps([{"path": "edit.yaml", "message": "poolRef is immutable"}]))
-    failures = Progress(here.state, here.folder).snapshot().failures
-    assert len(failures) == 2
-    assert failures[1] == "edit.yaml: poolRef is immutable"
+    (here.folder / "edit.yaml").write_text(json.dumps(LORA))
+    running(here, ready=True)
+    stored(here, LORA, "Ready", "True", "Ready")
+    told = "LoRAAdapter/default/pirate: spec.poolRef is immutable; the old spec stays in force"
+    here.state.problems.write_text(json.dumps([{"path": "edit.yaml", "message": told}]))
+    snapshot = Progress(here.state, here.folder).snapshot()
+    assert [item.state for item in snapshot.items] == ["failed"]
+    assert snapshot.failures[0] == f"LoRAAdapter default/pirate: NotInForce: {told}"
+    assert "broken.yaml" in snapshot.failures[1]
+    assert len(snapshot.failures) == 2
+    only = Progress(here.state, here.folder, [("LoRAAdapter", "default", "pirate")]).snapshot()
+    assert len(only.failures) == 1  # a neighbour's broken file is not what was applied
 
 
 @pytest.mark.parametrize("value", ["plain", "it's", 'a "b" $HOME `id` \\', "", "postgresql://u:p%40@h/d?x=1&y=2"])

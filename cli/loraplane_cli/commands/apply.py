@@ -143,7 +143,7 @@ def _wait(state: StateFolder, folder: Path, keys: set[Key], timeout: float, quie
         return run is None or run.supervisor.find() is None
 
     progress = Progress(state, folder, keys)
-    return asyncio.run(follow(progress, errors, seconds=timeout, ended=ended, quiet=quiet))
+    return asyncio.run(follow(progress, errors, seconds=timeout, ended=ended, quiet=quiet, only_objects=True))
 
 
 def _row(key: Key, outcome: str, snapshot: Snapshot | None) -> dict[str, str]:

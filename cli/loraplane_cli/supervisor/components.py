@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -57,6 +57,7 @@ class Kit:
     material: Material
     env: Mapping[str, str]
     client: httpx.AsyncClient
+    notes: list[str] = field(default_factory=list)  # what a person should be told
 
 
 class Parts(Protocol):
@@ -81,6 +82,7 @@ class System:
         self._material = kit.material
         self._env = kit.env
         self._client = kit.client
+        self._notes = kit.notes
         self._postgres: Postgres | None = None
         self._valkey: Valkey | None = None
         self._port_of: dict[str, int] = {}
@@ -226,7 +228,11 @@ class System:
         wished = self._options.port
         if wished is not None and "gateway-0" not in self._port_of and not is_free(wished):
             raise StartFailed(f"port {wished} is taken; choose another --port", code="port_taken")
-        return self._port("gateway-0", preferred=wished, default=DEFAULT_GATEWAY_PORT)
+        expected = wished or self._ports.stored("gateway-0") or DEFAULT_GATEWAY_PORT
+        port = self._port("gateway-0", preferred=wished, default=DEFAULT_GATEWAY_PORT)
+        if port != expected:
+            self._notes.append(f"port {expected} is taken; the OpenAI API is on {port}")
+        return port
 
     def _port(self, name: str, preferred: int | None = None, default: int | None = None) -> int:
         if name not in self._port_of:

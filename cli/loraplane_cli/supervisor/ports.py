@@ -48,6 +48,10 @@ class PortBook:
             port = free_port()
         return self._store(name, port)
 
+    def stored(self, name: str) -> int | None:
+        """The port of last time, free or not."""
+        return self._ports.get(name)
+
     def _store(self, name: str, port: int) -> int:
         if self._ports.get(name) != port:
             self._ports[name] = port

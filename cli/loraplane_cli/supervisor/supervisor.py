@@ -61,6 +61,7 @@ class Supervisor:
         self._workloads: Workloads | None = None
         self._report_due: asyncio.TimerHandle | None = None
         self._tenant_keys: dict[str, str] = {}
+        self._notes: list[str] = []
 
     async def run(self) -> None:
         """Returns after an orderly stop that a signal asked for. Raises StartFailed when a part did not come up."""
@@ -69,6 +70,7 @@ class Supervisor:
             # What a killed child leaves in its temporary folder goes with ours.
             env = child_environment({RUN_VARIABLE: self._run.token, "TMPDIR": str(self._state.runtime)})
             kit = Kit(self._options, self._state, PortBook(self._state.ports), self._material, env, client)
+            self._notes = kit.notes
             parts = self._make_parts(kit)
             self._workloads = Workloads(self._site(kit), self._changed)
             with _signals(stop, hurry):
@@ -189,6 +191,7 @@ class Supervisor:
                 message=self._message,
                 parts=parts,
                 workloads=workloads,
+                notes=self._notes,
             ),
         )
 
