@@ -3,6 +3,7 @@
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 
 import psycopg
@@ -235,21 +236,37 @@ def test_cursors_become_visible_in_their_order(database: Database, owner: psycop
     assert seen | set(rest) == set(everything)
 
 
-def test_two_writers_of_one_adapter_queue_up_instead_of_breaking_the_sum(database: Database) -> None:
-    with psycopg.connect(database.owner_url) as first, psycopg.connect(database.owner_url) as second:
-        first.execute(VALIDATED, ("acme", "default", 1, True, 100))
-        failed: list[Exception] = []
+def test_two_writers_of_one_adapter_queue_up_instead_of_breaking_the_sum(
+    database: Database, owner: psycopg.Connection
+) -> None:
+    activate = "UPDATE tenant_adapters SET is_active = TRUE, weight = 100 WHERE version = %s"
+    owner.execute(VALIDATED, ("acme", "default", 1, False, 0))
+    owner.execute(VALIDATED, ("acme", "default", 2, False, 0))
+    owner.commit()
+    outcome: list[psycopg.Error | None] = []
+    with psycopg.connect(database.owner_url) as second:
 
         def activate_another() -> None:
             try:
-                second.execute(VALIDATED, ("acme", "default", 2, True, 100))
+                second.execute(activate, (2,))
                 second.commit()
+                outcome.append(None)
             except psycopg.Error as error:
-                failed.append(error)
+                outcome.append(error)
 
+        owner.execute(activate, (1,))
         other = threading.Thread(target=activate_another)
         other.start()
-        first.commit()
+        _wait_until_blocked_or_done(database, second.info.backend_pid, outcome)
+        owner.commit()
         other.join(timeout=30)
-        assert not other.is_alive()
-    assert isinstance(failed[0], psycopg.errors.CheckViolation)
+    assert isinstance(outcome[0], psycopg.errors.CheckViolation)
+    assert owner.execute("SELECT sum(weight) FROM tenant_adapters").fetchone() == (100,)
+
+
+def _wait_until_blocked_or_done(database: Database, pid: int, outcome: list[psycopg.Error | None]) -> None:
+    deadline = time.monotonic() + 30
+    with psycopg.connect(database.owner_url, autocommit=True) as watcher:
+        while not outcome and watcher.execute("SELECT pg_blocking_pids(%s)", (pid,)).fetchone() == ([],):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

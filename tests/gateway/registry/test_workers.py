@@ -3,6 +3,9 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -62,6 +65,34 @@ async def test_a_worker_that_hangs_is_ended_at_its_deadline(processes: Workers) 
         assert lost.value.timed_out
         assert processes.pids() == []
         assert not alive(before[0])
+
+
+_OWNER_OF_A_BUSY_WORKER = """
+import asyncio
+from loraplane_gateway.registry.ingestion.processes import Workers
+from tests.gateway.registry.jobs import block, twice
+
+async def main():
+    workers = Workers(1)
+    async with workers.slot() as slot:
+        await slot.run(twice, 1, 30)
+        print(workers.pids()[0], flush=True)
+        await slot.run(block, 60, 60)
+
+asyncio.run(main())
+"""
+
+
+def test_a_busy_worker_dies_with_its_registry() -> None:
+    with subprocess.Popen([sys.executable, "-c", _OWNER_OF_A_BUSY_WORKER], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        worker = int(owner.stdout.readline())
+        owner.kill()
+        owner.wait(timeout=10)
+        deadline = time.monotonic() + 5
+        while alive(worker):
+            assert time.monotonic() < deadline, "the worker outlived its registry"
+            time.sleep(0.01)
 
 
 async def test_an_ingestion_that_kills_its_worker_is_tried_again_then_rejected_and_may_be_asked_for_again(
