@@ -6,9 +6,12 @@ import time
 import psycopg
 import pytest
 
+from loraplane_core.identity import AdapterId
 from loraplane_core.placement import order
-from tests.fakes.engine import FakeEngine, engines
-from tests.gateway.data.harness import OTHER_DIGEST, Gateway, Place, World, digest_of, gateway, until
+from loraplane_core.wire.engine import Heartbeat, Hello, Load, Residence, Snapshot
+from loraplane_gateway.data.routing.replicas import ReplicaView, StreamBroken
+from tests.fakes.engine import CAPACITY, FakeEngine, engines
+from tests.gateway.data.harness import BASE_DIGEST, OTHER_DIGEST, Gateway, Place, World, digest_of, gateway, until
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -145,3 +148,25 @@ async def _settled(gw: Gateway, *fakes: FakeEngine) -> None:
     """Every change of residency has been written to the stream, and read."""
     await until(lambda: all(fake.told for fake in fakes))
     await asyncio.sleep(0.05)
+
+
+def test_a_view_counts_as_alive_for_one_second_after_the_last_message_only(place: Place) -> None:
+    engine = place.engine()
+    view = ReplicaView(engine.endpoint())
+    assert not view.is_routable(BASE_DIGEST, 0.0)
+    hello = Hello(replica=str(engine.replica), boot="b", base="x", base_digest=BASE_DIGEST, capacity=CAPACITY)
+    view.hear(hello, 10.0)
+    assert not view.is_routable(BASE_DIGEST, 10.0)  # the snapshot is missing
+    residence = Residence(ref="acme/pirate@1", digest=digest_of("pirate"), residency="device")
+    view.hear(Snapshot(seq=4, adapters=[residence], capacity=CAPACITY, load=Load()), 10.0)
+    assert view.is_routable(BASE_DIGEST, 11.0) and not view.is_routable(BASE_DIGEST, 11.01)
+    view.hear(Heartbeat(seq=5), 12.0)
+    assert view.is_routable(BASE_DIGEST, 12.0)
+    pirate = AdapterId("acme", "pirate", 1, digest_of("pirate"))
+    assert view.residency_of(pirate) == "device"
+    assert view.residency_of(pirate._replace(version=2)) == "absent"
+    assert view.residency_of(pirate._replace(digest="0" * 64)) == "absent"
+    with pytest.raises(StreamBroken):
+        view.hear(Heartbeat(seq=7), 12.1)
+    view.lose()
+    assert not view.is_routable(BASE_DIGEST, 12.1) and view.residency_of(pirate) == "absent"
