@@ -182,8 +182,11 @@ class Executor:
                     metrics.DRIFT_HEALED.inc()
             case Mark(id=id_, pinned=pinned, warm=warm):
                 await client.mark(id_, pinned=pinned, warm=warm)
+                if not warm:
+                    self._notebook.warmed.discard((action.replica, id_))
             case Withdraw(id=id_, drain_s=drain_s):
                 await client.withdraw(id_, drain_s)
+                self._notebook.warmed.discard((action.replica, id_))
 
     async def _ask_registry(
         self, action: ReportPool | RemoveReport | ClaimAdapter | Register | ActivateVersion | ReleaseClaim

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from loraplane_core.identity import PoolRef
-from loraplane_core.wire.engine import ModelInfo
+from loraplane_core.identity import AdapterId, PoolRef, ReplicaId
+from loraplane_core.wire.engine import WARM, ModelInfo
 from loraplane_core.wire.registry import PoolReport, Version
 from loraplane_operator.actions import Action, ActivateVersion, ClaimAdapter, Register
 from loraplane_operator.words import Engine, Failure, Memory, Plan, RegistryView, Residue
@@ -17,6 +17,7 @@ class Notebook:
         self.claims: set[str] = set()
         self.released: set[str] = set()
         self.models: dict[PoolRef, ModelInfo] = {}
+        self.warmed: set[tuple[ReplicaId, AdapterId]] = set()
         self.failures: dict[Action, Failure] = {}
         self.residue_since: dict[Residue, float] = {}
         self.status_written: dict[str, float] = {}
@@ -29,6 +30,7 @@ class Notebook:
             claims=frozenset(self.claims),
             released=frozenset(self.released),
             models=dict(self.models),
+            warmed=frozenset(self.warmed),
             failures=dict(self.failures),
             residue_since=dict(self.residue_since),
             status_written=dict(self.status_written),
@@ -49,6 +51,9 @@ class Notebook:
     def learn(self, engines: Iterable[Engine], uids: frozenset[str], registry: RegistryView | None) -> None:
         """Take over what engines told; drop what the feed has overtaken and objects that are gone (not in `uids`)."""
         for engine in engines:
+            for ref, residence in engine.residences.items():
+                if residence.residency in WARM and residence.warm_wanted:
+                    self.warmed.add((engine.replica, AdapterId(*ref, residence.digest)))
             if engine.model is not None:
                 self.models[engine.replica.pool_ref] = engine.model
         for key in [key for key in self.registered if key[0] not in uids]:

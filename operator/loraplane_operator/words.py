@@ -161,6 +161,7 @@ class Memory:
     claims: frozenset[str] = frozenset()  # uids claimed or released, that the feed has not shown yet
     released: frozenset[str] = frozenset()
     models: Mapping[PoolRef, ModelInfo] = field(default_factory=dict)
+    warmed: frozenset[tuple[ReplicaId, AdapterId]] = frozenset()  # seen warm by our wish, on whatever boot
     failures: Mapping[Action, Failure] = field(default_factory=dict)
     residue_since: Mapping[Residue, float] = field(default_factory=dict)
     status_written: Mapping[str, float] = field(default_factory=dict)  # object uid

@@ -10,6 +10,7 @@ import pytest
 
 from loraplane_core.errors import InsufficientMemory
 from loraplane_core.wire.registry import Adapter, Version
+from loraplane_operator import metrics
 from tests.operator.fakes.registry import validated
 from tests.operator.system import System, adapter_manifest, pool_manifest, running, until
 
@@ -61,6 +62,7 @@ async def test_edited_source_serves_the_new_version_and_keeps_the_old_one_warm(t
 
 
 async def test_rejected_source_says_why_while_the_old_version_serves(tmp_path: Path) -> None:
+    """Case O13, at the seam the operator sees: what preflight refused reaches no engine."""
     async with running(tmp_path) as system:
         await ready(system)
         home = system.holders("acme/pirate@1")
@@ -140,10 +142,16 @@ async def test_restarted_engine_gets_its_adapters_back(tmp_path: Path) -> None:
     """Case O1."""
     async with running(tmp_path) as system:
         await ready(system, warmReplicas=2)
+        healed = _healed()
         await system.engine(0).restart()
         started = time.monotonic()
         await until(lambda: system.holders("acme/pirate@1") == {0, 1})
         assert time.monotonic() - started < 2
+        await until(lambda: _healed() == healed + 1)
+
+
+def _healed() -> float:
+    return metrics.REGISTRY.get_sample_value("loraplane_operator_drift_healed_total") or 0.0
 
 
 async def test_lost_adapter_is_noticed_healed_and_told(tmp_path: Path) -> None:

@@ -349,8 +349,10 @@ def test_pin_follows_the_object() -> None:
 
 def test_drift_is_told_from_a_first_load() -> None:
     assert [action.drift for action in of(Warm, world())] == [False]
-    was = {"activeVersion": 1, "replicas": [{"name": str(HOME), "residency": "device"}]}
-    assert [action.drift for action in of(Warm, world(adapters=(adapter(status=was),)))] == [True]
+    was = frozenset({(HOME, AdapterId("acme", "pirate", 1, "1" * 64))})
+    seen = world()
+    again = replace(seen, memory=replace(seen.memory, warmed=was))
+    assert [(action.drift, action.why) for action in of(Warm, again)] == [(True, "drifted to absent")]
 
 
 def aged(seen: World, seconds: float) -> World:

@@ -23,7 +23,7 @@ def plan_warmth(world: World, found: dict[AdapterKey, Wish]) -> Plan:
     for (replica, _), wish in sorted(wished_replicas(found).items()):
         engine = world.engines.get(replica)
         if engine is not None and not base_differs(engine, wish):
-            actions += _warm(engine, wish)
+            actions += _warm(engine, wish, (replica, wish.id) in world.memory.warmed)
     residues, due = _residues(world, found, actions)
     return Plan(tuple(actions), residues, due)
 
@@ -43,7 +43,7 @@ def is_warm(engine: Engine, id_: AdapterId) -> bool:
     return residence is not None and residence.residency in WARM
 
 
-def _warm(engine: Engine, wish: Wish) -> Iterator[Action]:
+def _warm(engine: Engine, wish: Wish, was_warm: bool) -> Iterator[Action]:
     residence = engine.residences.get(wish.id.ref)
     if residence is not None and residence.digest != wish.id.digest and residence.residency != "absent":
         return  # the wrong bytes go first, by _residues
@@ -53,7 +53,7 @@ def _warm(engine: Engine, wish: Wish) -> Iterator[Action]:
             why = "pinned changed"
             yield Mark(engine.replica, engine.boot, wish.id, pinned=wish.pinned, warm=True, why=why)
         return
-    drift = not warm and (_was_warm(wish, engine) or (residence is not None and residence.warm_wanted))
+    drift = was_warm and not warm
     yield Warm(
         replica=engine.replica,
         boot=engine.boot,
@@ -71,13 +71,6 @@ def _why(residence: Residence | None, drift: bool) -> str:
     if where in WARM:
         return "cached, not yet marked warm"
     return f"drifted to {where}" if drift else f"is {where}"
-
-
-def _was_warm(wish: Wish, engine: Engine) -> bool:
-    if wish.holder is None or wish.holder.status.get("activeVersion") != wish.id.version:
-        return False
-    before = {row.get("name"): row.get("residency") for row in wish.holder.status.get("replicas") or []}
-    return before.get(str(engine.replica)) in WARM
 
 
 def _residues(
