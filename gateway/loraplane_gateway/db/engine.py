@@ -16,7 +16,7 @@ def driver_url(url: str) -> URL:
         parsed = make_url(url)
     except ArgumentError:
         parsed = None
-    if parsed is None or parsed.get_backend_name() != "postgresql":
+    if parsed is None or parsed.drivername != "postgresql":
         raise ValueError("a database URL reads postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
     return parsed.set(drivername="postgresql+psycopg")
 
@@ -29,6 +29,7 @@ def create_engine(url: str, *, application: str, pool_size: int = 8) -> AsyncEng
         max_overflow=0,
         pool_timeout=POOL_WAIT_SECONDS,
         pool_pre_ping=True,
+        hide_parameters=True,  # a logged statement must not show what was bound to it
         connect_args={
             "connect_timeout": CONNECT_SECONDS,
             "application_name": application,

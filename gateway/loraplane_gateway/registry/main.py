@@ -217,14 +217,18 @@ def _write_ports(file: Path | None, admin: socket.socket, artifact: socket.socke
 
 
 async def _housekeeping(state: RegistryState) -> None:
-    """Uploads past their time and changes nobody will ask for go."""
     while True:
         try:
-            async with transaction(state.sessions, PLATFORM) as session:
-                expired = await UploadRepository(session, PLATFORM).expire()
-                await FeedRepository(session, PLATFORM).trim(state.settings.feed_keep)
-            for tenant, upload_id in expired:
-                await asyncio.to_thread(state.uploads.remove, tenant, upload_id)
+            await tidy(state)
         except (SQLAlchemyError, TimeoutError, OSError) as error:
             log.warning("housekeeping is put off: %s", type(error).__name__)
         await asyncio.sleep(HOUSEKEEPING_SECONDS)
+
+
+async def tidy(state: RegistryState) -> None:
+    """Uploads past their time and changes that nobody will ask for go."""
+    async with transaction(state.sessions, PLATFORM) as session:
+        expired = await UploadRepository(session, PLATFORM).expire()
+        await FeedRepository(session, PLATFORM).trim(state.settings.feed_keep)
+    for tenant, upload_id in expired:
+        await asyncio.to_thread(state.uploads.remove, tenant, upload_id)

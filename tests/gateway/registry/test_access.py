@@ -1,8 +1,12 @@
 """Who may do what on the admin listener, and what it answers to bad input."""
 
+import asyncio
 import datetime
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import psycopg
 import pytest
 from redis.asyncio import Redis
@@ -10,10 +14,12 @@ from redis.asyncio import Redis
 from loraplane_gateway import keys
 from loraplane_gateway.db.sessions import PLATFORM, Scope, transaction
 from loraplane_gateway.registry.adapters.repository import AdapterRepository
+from loraplane_gateway.registry.app import create_admin_app
+from loraplane_gateway.registry.main import registry
 from loraplane_gateway.registry.revocations import CHANNEL, Revocations
 from loraplane_gateway.registry.state import RegistryState
-from tests.gateway.postgres import Database
-from tests.gateway.registry.conftest import Api
+from tests.gateway.postgres import Database, free_port
+from tests.gateway.registry.conftest import ADMIN_KEY, Api, settings_for
 
 ACME = "/admin/tenants/acme"
 
@@ -199,3 +205,15 @@ async def test_answers_carry_a_request_id_and_never_the_text_of_a_defect(
     answer = await api.call("GET", "/admin/tenants", headers={"x-request-id": "bad id\x7f"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
     assert "secret detail" not in answer.text
+
+
+async def test_without_its_database_the_registry_answers_503_at_once(database: Database, tmp_path: Path) -> None:
+    url = database.registry_url.replace(f":{urlsplit(database.registry_url).port}/", f":{free_port()}/")
+    async with registry(settings_for(database, tmp_path / "r", database_url=url)) as state:
+        transport = httpx.ASGITransport(create_admin_app(state), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://registry") as client, asyncio.timeout(10):
+            for path in ("/admin/tenants", "/health/ready", "/metrics"):
+                answer = await client.get(path, headers={"authorization": f"Bearer {ADMIN_KEY}"})
+                assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_unavailable")
+                assert answer.headers["retry-after"] == "1"
+            assert (await client.get("/health/live")).status_code == 200

@@ -112,7 +112,8 @@ def test_a_registry_killed_during_an_ingestion_leaves_no_worker_and_goes_on_when
         # As it would lie there: taken by a registry that is gone, its lease long.
         owner.execute("INSERT INTO adapters (tenant_id, name, pool) VALUES ('acme', 'pirate', 'serving/tiny')")
         owner.execute(
-            "INSERT INTO tenant_adapters (tenant_id, adapter, version, state) VALUES ('acme', 'pirate', 1, 'ingesting')"
+            "INSERT INTO tenant_adapters (tenant_id, adapter, version, state)"
+            " VALUES ('acme', 'pirate', 1, 'ingesting'), ('acme', 'by-hand', 1, 'ingesting')"
         )
         owner.execute(
             "INSERT INTO ingestions (tenant_id, adapter, version, source, activate, attempts, lease_until)"
@@ -127,6 +128,8 @@ def test_a_registry_killed_during_an_ingestion_leaves_no_worker_and_goes_on_when
             assert time.monotonic() < deadline, (versions, (tmp_path / "log").read_text())
             time.sleep(0.05)
         assert versions[0]["is_active"]
+        by_hand = client.get("/admin/tenants/acme/adapters/by-hand").json()["versions"]
+        assert by_hand[0]["state"] == "unverified"
         workers = _children(child.pid)
         assert workers
         child.kill()

@@ -73,7 +73,7 @@ async def test_two_names_that_a_lossy_sanitiser_would_merge_stay_two_adapters_e1
         "file:%2e%2e/outside",
     ],
 )
-async def test_a_path_outside_the_root_is_refused_g82(ready: Api, root: Path, tmp_path: Path, uri: str) -> None:
+async def test_a_path_outside_the_root_is_refused_g82_e37(ready: Api, root: Path, tmp_path: Path, uri: str) -> None:
     """G82, E37: absolute, `..` and linked paths never leave the root, whether something lies there or not."""
     write_adapter(tmp_path / "registry/outside")
     (root / "inner").mkdir()
@@ -238,6 +238,17 @@ async def test_a_pool_that_does_not_admit_the_tenant_is_refused(ready: Api, root
     url = "/admin/tenants/acme/adapters/other/versions"
     message = await ready.refused(400, "invalid_parameter", "POST", url, {"source": source})
     assert "serving/second, serving/tiny" in message
+
+
+async def test_an_adapter_without_versions_may_choose_its_pool_anew(ready: Api, root: Path) -> None:
+    write_adapter(root / "a")
+    await ready.register("acme", "pirate", "a", activate=False)
+    await ready.pool("serving/second")
+    url, body = "/admin/tenants/acme/adapters/pirate/versions", {"source": {"uri": "file:a"}, "pool": "serving/second"}
+    await ready.refused(409, "immutable_field", "POST", url, body)
+    await ready.ok("DELETE", f"{url}/1")
+    version = await ready.register("acme", "pirate", "a", pool="serving/second")
+    assert (version.version, version.state) == (2, "validated")
 
 
 async def test_an_adapter_cannot_take_the_name_of_a_base(ready: Api, root: Path) -> None:

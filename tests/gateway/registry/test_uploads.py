@@ -3,8 +3,10 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from loraplane_gateway.registry.main import tidy
 from loraplane_gateway.registry.state import RegistryState
 from loraplane_gateway.settings import RegistrySettings
 from tests.gateway.artifacts import write_adapter
@@ -88,3 +90,19 @@ async def test_an_upload_belongs_to_its_tenant(api: Api, files: dict[str, bytes]
     made = await api.ok("POST", "/admin/tenants/acme/keys", {"scopes": ["admin"]})
     version = await api.ok("POST", "/admin/tenants/acme/adapters/mine/versions?wait=20", body, token=made["secret"])
     assert version["state"] == "validated"
+
+
+async def test_an_upload_past_its_time_is_gone_unless_an_ingestion_waits_for_it(
+    api: Api, files: dict[str, bytes], state: RegistryState, database: Database
+) -> None:
+    kept, gone = [(await api.ok("POST", UPLOADS))["id"] for _ in range(2)]
+    with psycopg.connect(database.owner_url) as owner:
+        owner.execute("INSERT INTO tenant_adapters (tenant_id, version, state) VALUES ('acme', 1, 'pending_base')")
+        owner.execute(
+            "INSERT INTO ingestions (tenant_id, adapter, version, source) VALUES ('acme', 'default', 1, %s)",
+            (f"upload:{kept}",),
+        )
+        owner.execute("UPDATE uploads SET expires_at = now() - interval '1 second'")
+    await tidy(state)
+    assert [folder.name for folder in (state.settings.store_dir / ".uploads/acme").iterdir()] == [kept]
+    await api.refused(404, "not_found", "GET", f"{UPLOADS}/{gone}")

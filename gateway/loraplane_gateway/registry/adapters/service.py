@@ -93,7 +93,7 @@ class AdapterService:
         return found
 
     async def _choose_pool(self, locked: AdapterRow, named: str | None) -> None:
-        """An adapter gets its pool once; an object that claims it is truth for it."""
+        """An adapter with versions stays in its pool; an object that claims it is truth for it."""
         if named is None:
             if not locked.pool:
                 pool = await self._pools.only_one_for(locked.tenant)
@@ -104,7 +104,7 @@ class AdapterService:
             return
         if locked.claim_uid:
             raise ManagedByObject(f"the object {locked.claim_ref} decides the pool of {locked.name}", param="pool")
-        if locked.pool:
+        if locked.pool and await self._adapters.get(locked.name) is not None:
             raise Conflict(
                 f"{locked.name} is in the pool {locked.pool} and stays there", param="pool", code="immutable_field"
             )

@@ -31,6 +31,12 @@ _LEASE = text("""
 _DELAY = text("""
     UPDATE ingestions SET lease_until = now() + make_interval(secs => :seconds)
     WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version""")
+# A state that somebody set by hand: nothing is queued that could end it.
+_UNQUEUED = text("""
+    UPDATE tenant_adapters v SET state = 'unverified', reason = '', message = ''
+    WHERE state IN ('pending_base', 'ingesting') AND NOT EXISTS (
+        SELECT 1 FROM ingestions i
+        WHERE i.tenant_id = v.tenant_id AND i.adapter = v.adapter AND i.version = v.version)""")
 _RELEASE_ALL = text("UPDATE ingestions SET lease_until = NULL WHERE lease_until IS NOT NULL")
 _GET = text("""
     SELECT activate FROM ingestions
@@ -98,7 +104,11 @@ class QueueRepository(Repository):
         )
 
     async def release_all(self) -> None:
-        """With a directory store there is one registry: at its start nobody else can hold a lease."""
+        """With a directory store there is one registry: at its start nobody else can hold a lease.
+
+        A row that waits for nothing goes back to `unverified`.
+        """
+        await self.session.execute(_UNQUEUED)
         await self.session.execute(_RELEASE_ALL)
 
     async def counts(self) -> dict[str, int]:

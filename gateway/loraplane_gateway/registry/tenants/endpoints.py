@@ -1,3 +1,5 @@
+import asyncio
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -50,4 +52,5 @@ async def delete(request: Request) -> Response:
         tenant = await require_tenant(session, name)
         key_ids = await TenantService(session, scope, caller.actor).delete(name)
     await state.revocations.publish(key_ids)
+    await asyncio.to_thread(state.uploads.remove_all, name)
     return answer(tenant)

@@ -18,6 +18,8 @@ _IN_USE = text("""
 _LOCK = text("SELECT 1 FROM tenants WHERE name = :tenant FOR UPDATE")
 _KEY_IDS = text("SELECT id FROM api_keys WHERE tenant_id = :tenant")
 _DROP_VERSIONS = text("DELETE FROM tenant_adapters WHERE tenant_id = :tenant")
+# What is left of its adapters are counters; a tenant of the same name later chooses its pools anew.
+_RESET_ADAPTERS = text("UPDATE adapters SET pool = '', previous_version = NULL WHERE tenant_id = :tenant")
 _DELETE = text("DELETE FROM tenants WHERE name = :tenant")
 
 
@@ -45,6 +47,7 @@ class TenantRepository(Repository):
         """Returns the ids of its keys. Rows of `adapters` stay, so that no version number comes twice."""
         key_ids = [str(key_id) for key_id in (await self.session.execute(_KEY_IDS, {"tenant": self.tenant})).scalars()]
         await self.session.execute(_DROP_VERSIONS, {"tenant": self.tenant})
+        await self.session.execute(_RESET_ADAPTERS, {"tenant": self.tenant})
         await self.session.execute(_DELETE, {"tenant": self.tenant})
         return key_ids
 

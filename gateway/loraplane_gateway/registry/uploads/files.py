@@ -33,6 +33,9 @@ class UploadFiles:
     def remove(self, tenant: str, upload_id: str) -> None:
         shutil.rmtree(self._root / tenant / upload_id, ignore_errors=True)
 
+    def remove_all(self, tenant: str) -> None:
+        shutil.rmtree(self._root / tenant, ignore_errors=True)
+
     def received(self, tenant: str, upload_id: str) -> list[UploadFile]:
         folder = self._root / tenant / upload_id
         found = [(name, folder / name) for name in ARTIFACT_FILES]
