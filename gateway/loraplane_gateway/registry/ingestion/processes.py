@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -44,6 +45,8 @@ class Workers:
         self._idle: asyncio.LifoQueue[_Worker | None] = asyncio.LifoQueue()
         self._all: set[_Worker] = set()
         self.size = count
+        # Threads of their own: jobs that wait for minutes must not use up the loop's shared ones.
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="ingestion")
         for _ in range(count):
             self._idle.put_nowait(None)
 
@@ -71,6 +74,11 @@ class Workers:
     def close(self) -> None:
         for worker in list(self._all):
             self.end_worker(worker)
+        self._threads.shutdown(wait=False)
+
+    async def call(self, worker: "_Worker", function: Callable[[J], R], job: J, seconds: float) -> tuple[bool, Any]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, worker.call, function, job, seconds)
 
 
 class Slot:
@@ -88,7 +96,7 @@ class Slot:
             self.worker = self._workers.start_worker()
         worker = self.worker
         try:
-            ok, value = await asyncio.to_thread(worker.call, function, job, seconds)
+            ok, value = await self._workers.call(worker, function, job, seconds)
         except BaseException:
             self._discard()
             raise
