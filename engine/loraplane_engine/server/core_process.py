@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
 import sys
@@ -15,6 +16,9 @@ from loraplane_engine.options import CoreOptions
 
 #: The core is given this long to end by itself after Shutdown.
 STOP_SECONDS = 5.0
+#: By default libgomp's threads spin for each other without end. Where cores are shared (two replicas, a busy
+#: machine) a step then takes ten times as long; with a short spin they sleep instead. See docs/decisions/0007.
+OPENMP_DEFAULTS = {"GOMP_SPINCOUNT": "1000"}
 
 
 def core_command(options: CoreOptions, endpoint: str) -> list[str]:
@@ -35,6 +39,7 @@ class CoreProcess:
         # Must run in the main thread: the kernel ties the death signal to the thread that forks.
         self._child = await asyncio.create_subprocess_exec(
             *command,
+            env=OPENMP_DEFAULTS | os.environ,
             stdin=asyncio.subprocess.DEVNULL,
             preexec_fn=die_with_parent(signal.SIGKILL),
         )
