@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope
 
-from loraplane_core.errors import DeadlineExceeded, InvalidRequest, render
+from loraplane_core.errors import DeadlineExceeded, InvalidRequest, LoraplaneError, Unavailable, render
 from loraplane_gateway.data.accounting import UsageLog
 from loraplane_gateway.data.admission import Admission
 from loraplane_gateway.data.auth import Authenticator
@@ -106,17 +106,20 @@ class Inference:
                 await asyncio.wait({task})
                 if gone.done():
                     raise ClientGone
-                await self._overdue(responder)
+                late = DeadlineExceeded(f"The request took longer than {self._settings.request_timeout:g} s.")
+                await self._cut_off(responder, late)
                 return
+        except asyncio.CancelledError:  # the server stops and has waited for its requests long enough
+            task.cancel()
+            await asyncio.wait({task})
+            await self._cut_off(responder, Unavailable("This gateway is stopping.", retry_after=1))
+            return
         finally:
             gone.cancel()
-            if not task.done():  # the server itself is being cancelled
-                task.cancel()
-                await asyncio.wait({task})
         task.result()
 
-    async def _overdue(self, responder: Responder) -> None:
-        error = DeadlineExceeded(f"The request took longer than {self._settings.request_timeout:g} s.")
+    async def _cut_off(self, responder: Responder, error: LoraplaneError) -> None:
+        """Tell a client whose request was cancelled from here, in the form that is still possible."""
         if not responder.status:
             raise error
         if not responder.finished:

@@ -24,6 +24,7 @@ log = logging.getLogger("loraplane.data")
 HEADERS_MAX = 64 << 10
 KEEP_ALIVE_SECONDS = 75
 BACKLOG = 2048
+CUT_OFF_SECONDS = 3.0
 
 
 class JsonH11Protocol(H11Protocol):
@@ -40,11 +41,16 @@ class JsonH11Protocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Leaves signals to `serve`, so that a stop by SIGTERM ends with status 0."""
+    """Leaves signals to `serve`, so that a stop by SIGTERM ends with status 0; ends after its last request."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.server_state.tasks:  # cancelled a moment ago; they still tell their clients and settle
+            await asyncio.wait(set(self.server_state.tasks), timeout=CUT_OFF_SECONDS)
 
 
 def run() -> int:
@@ -94,7 +100,7 @@ def make_server(app: App, settings: DataSettings) -> Server:
         proxy_headers=False,
         h11_max_incomplete_event_size=HEADERS_MAX,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=int(settings.drain_timeout),
+        timeout_graceful_shutdown=max(1, round(settings.drain_timeout)),
     )
     return Server(config)
 

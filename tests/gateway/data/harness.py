@@ -16,7 +16,7 @@ from loraplane_core.credentials import new_master, role_key
 from loraplane_core.identity import ReplicaId
 from loraplane_gateway import keys
 from loraplane_gateway.data.app import App, running
-from loraplane_gateway.data.main import make_server
+from loraplane_gateway.data.main import Server, make_server
 from loraplane_gateway.data.settings import DataSettings
 from tests.fakes.engine import FakeEngine
 from tests.gateway.postgres import Database
@@ -181,8 +181,9 @@ def prepare(folder: Path, pepper: bytes) -> Place:
 class Gateway:
     """One running gateway and a client of it."""
 
-    def __init__(self, app: App, port: int, client: httpx.AsyncClient) -> None:
+    def __init__(self, app: App, server: Server, port: int, client: httpx.AsyncClient) -> None:
         self.app = app
+        self.server = server
         self.port = port
         self.client = client
 
@@ -232,7 +233,7 @@ async def gateway(settings: DataSettings, *, replicas: int | None = None) -> Asy
             server = make_server(app, settings)
             task = asyncio.create_task(server.serve(sockets=[listener]))
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10, trust_env=False) as client:
-                found = Gateway(app, port, client)
+                found = Gateway(app, server, port, client)
                 try:
                     await until(lambda: app.is_ready)
                     if replicas is not None:
