@@ -15,7 +15,9 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_model_len: int | None = None  # None = the base's own limit, at most 4096
     max_batch_tokens: int = 512  # positions computed in one step
     max_sequences: int = 64  # requests running at once; never a count of adapters
-    device_memory: int | None = None  # the arena; None = 1 GiB, or less when every sequence at full length needs less
+    # The arena; None = 768 MiB for the KV cache, or less when every sequence at full length needs less, beside
+    # what adapters may take.
+    device_memory: int | None = None
     adapter_memory: int | None = None  # the most of the arena that adapters may take; None = a quarter of it
     host_cache: int = 256 << 20  # engine images kept in host memory
     slots: int | None = None  # caps adapters on the device at once; None = only bytes decide

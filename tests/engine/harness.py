@@ -49,6 +49,9 @@ TINY = {
 }
 DEADLINE = 20.0
 
+# Spinning OpenMP threads of many test processes on few cores cost more than they bring.
+torch.set_num_threads(1)
+
 
 def linears(config: Mapping[str, Any]) -> list[tuple[str, str, int, int]]:
     """(block, module, inputs, outputs) of one layer."""
@@ -197,6 +200,7 @@ class Driven:
         self.core.handle(LoadAdapter(key=key, image=str(image), pinned=pinned, warm_wanted=warm_wanted))
         if wait:
             self.until(lambda: not self.core.residency.loading)
+        self.drain()
         return key
 
     def generate(

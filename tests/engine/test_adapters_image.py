@@ -1,5 +1,6 @@
 """Artifact -> engine image: what lies where, and what is refused."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def test_no_tensor_crosses_a_page_unless_its_run_is_declared(
             assert in_run.get(first) is not None and in_run.get(first) == in_run.get(last)
     assert all(entry.b % ALIGN_TENSOR == 0 for entry in manifest.sites)
     spans = sorted(units)
-    assert all(start + size <= following for (start, size), (following, _) in zip(spans, spans[1:], strict=False))
+    assert all(start + size <= following for (start, size), (following, _) in itertools.pairwise(spans))
 
 
 def test_bfloat16_is_rounded_as_torch_rounds() -> None:
@@ -130,9 +131,11 @@ def test_a_damaged_image_is_refused(tmp_path: Path, damage: str) -> None:
     assert refused.value.code == "image_broken"
 
 
-@pytest.mark.parametrize("text", ["", "v2/float32/4096", "v1/int8/4096", "v1/float32/0", "v1/float32/100", "v1/float32"])
+@pytest.mark.parametrize(
+    "text", ["", "v2/float32/4096", "v1/int8/4096", "v1/float32/0", "v1/float32/100", "v1/float32"]
+)
 def test_a_layout_of_another_version_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="image layout|multiple"):
+    with pytest.raises(ValueError, match=r"image layout|multiple"):
         Layout.parse(text)
 
 

@@ -25,7 +25,8 @@ class World:
         self.rows = []
         position = 16
         for number, ranks in enumerate(RANKS):
-            entries, made = [], []
+            entries: list[tuple[int, TableEntry]] = []
+            made: list[tuple[torch.Tensor, torch.Tensor, float] | None] = []
             a_at = position
             b_at = position + sum(ranks) * GROUP.in_features + 16
             for site, rank in enumerate(ranks):
@@ -52,8 +53,10 @@ class World:
         for index, adapter in enumerate(of_rows):
             for site, made in enumerate(self.matrices[adapter] if adapter is not None else []):
                 if made is not None:
-                    a, b, scale = (part.double() if isinstance(part, torch.Tensor) else part for part in made)
-                    y[index, columns[site] : columns[site + 1]] += scale * (b @ (a @ x[index].double()))
+                    a, b, scale = made
+                    y[index, columns[site] : columns[site + 1]] += scale * (
+                        b.double() @ (a.double() @ x[index].double())
+                    )
         return y.float()
 
 

@@ -55,7 +55,9 @@ class Allocation(RuleBasedStateMachine):
 
 
 TestAllocation = Allocation.TestCase
-TestAllocation.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True, database=None)
+TestAllocation.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, derandomize=True, database=None
+)
 
 
 @settings(deadline=None, derandomize=True, database=None)

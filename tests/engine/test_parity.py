@@ -54,16 +54,8 @@ class Reference:
     artifacts: dict[str, Path]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
-def reference(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """PEFT's own artifacts and PEFT's own logits, fp32."""
     assert MODEL.exists(), "the real base is missing: make model"
     folder = tmp_path_factory.mktemp("peft")

@@ -19,7 +19,7 @@ from loraplane_engine.models.loader import Weights
 from loraplane_engine.options import CoreOptions
 
 DEFAULT_MODEL_LEN = 4096
-DEFAULT_DEVICE_MEMORY = 1 << 30
+DEFAULT_KV_MEMORY = 768 << 20
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -87,16 +87,17 @@ def _check(options: CoreOptions, config: BaseConfig, max_model_len: int) -> None
 
 def _sizes(options: CoreOptions, page_bytes: int, max_model_len: int) -> tuple[int, int]:
     """(pages of the arena, pages that adapters may take)."""
-    memory = options.device_memory
-    if memory is None:
-        memory = min(DEFAULT_DEVICE_MEMORY, options.max_sequences * blocks_for(max_model_len) * page_bytes)
-        memory += options.adapter_memory or 0
-    pages = memory // page_bytes
-    budget = pages // 4 if options.adapter_memory is None else options.adapter_memory // page_bytes
+    one, asked = blocks_for(max_model_len), options.adapter_memory
+    if options.device_memory is None:
+        kv = max(one, min(DEFAULT_KV_MEMORY // page_bytes, options.max_sequences * one))
+        budget = -(-kv // 3) if asked is None else asked // page_bytes
+        return kv + budget, budget
+    pages = options.device_memory // page_bytes
+    budget = min(pages // 4, max(0, pages - one)) if asked is None else asked // page_bytes
     if pages - budget < 1 or budget < 0:
         raise ValueError(
-            f"device_memory {memory} leaves no page of {page_bytes} bytes for the KV cache "
-            f"beside adapter_memory {options.adapter_memory}"
+            f"device_memory {options.device_memory} leaves no page of {page_bytes} bytes for the KV cache "
+            f"beside adapter_memory {asked}"
         )
     return pages, budget
 
