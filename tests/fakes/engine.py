@@ -102,6 +102,7 @@ class FakeEngine:
         self.default = Plan()
         self.silent = False  # /state says nothing more, but stays open
         self.state_status = 200
+        self.frozen = False  # with `silent`: new readers are accepted and told nothing either, as after SIGSTOP
         self.state_gap = self.state_garbage = False
         self.told = True  # all changes of residency are written to the stream
         self.data_port = self.admin_port = 0
@@ -279,6 +280,9 @@ class FakeEngine:
     async def _admin(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {key.decode(): value.decode() for key, value in scope["headers"]}
         expected = engine_credential(self._keys["state"], self.replica.pool_ref, self.epoch)
+        if self.frozen:
+            await _until_disconnect(receive)
+            return
         if self.state_status != 200:
             await _whole(send, self.state_status, {}, [])
             return

@@ -217,7 +217,7 @@ async def _fleet(settings: DataSettings, metrics: Metrics, stack: AsyncExitStack
     state_client = await stack.enter_async_context(
         httpx.AsyncClient(timeout=STATE_TIMEOUT_SECONDS, limits=_UNPOOLED, trust_env=False)
     )
-    fleet = Fleet(state_client, read_key(settings.state_key_file))
+    fleet = Fleet(state_client, read_key(settings.state_key_file), lost_timeout=settings.lost_timeout)
     stack.push_async_callback(fleet.close)
     folder = EndpointFolder(settings.endpoints_dir, fleet.set_endpoints)
     jobs["endpoints"] = folder.watch

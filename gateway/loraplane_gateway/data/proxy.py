@@ -4,10 +4,12 @@ Nothing reaches the client before the engine's first byte is here, so until then
 answer; after it a failure ends the stream with a typed error event. Unstreamed answers are relayed whole.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import httpx
 import msgspec
@@ -132,17 +134,34 @@ class Proxy:
                 return
 
     async def _attempt(self, call: Call, outcome: Outcome, responder: Responder, attempts: _Attempts) -> None:
-        target = outcome.target
-        async with self._router.lease(target, attempts.tried, attempts.route_by) as lease:
+        async with self._router.lease(outcome.target, attempts.tried, attempts.route_by) as lease:
             attempts.tried.add(lease.process)
             outcome.dispatched = True
-            async with self._engines.answer(call, target, lease) as answer:
-                if answer.status_code != 200:
-                    raise await self._refusal(answer)
-                if answer.headers.get("content-type", "").startswith(EVENT_STREAM):
-                    await self._relay_stream(answer, call, outcome, responder, lease)
-                else:
-                    await self._relay_whole(answer, outcome, responder)
+            work = asyncio.create_task(
+                self._exchange(call, outcome, responder, lease), name=f"to {lease.endpoint.replica}"
+            )
+            with lease.on_loss(partial(_cancel_once, work)):
+                try:
+                    await asyncio.wait({work})
+                except asyncio.CancelledError:
+                    _cancel_once(work)
+                    await asyncio.wait({work})
+                    raise
+        if not work.cancelled():
+            work.result()
+        elif not responder.status:
+            raise ReplicaFailed(f"{lease.endpoint.replica} was lost")
+        elif not responder.finished:
+            await self.end_broken(responder, _lost())
+
+    async def _exchange(self, call: Call, outcome: Outcome, responder: Responder, lease: Lease) -> None:
+        async with self._engines.answer(call, outcome.target, lease) as answer:
+            if answer.status_code != 200:
+                raise await self._refusal(answer)
+            if answer.headers.get("content-type", "").startswith(EVENT_STREAM):
+                await self._relay_stream(answer, call, outcome, responder, lease)
+            else:
+                await self._relay_whole(answer, outcome, responder)
 
     def _again(self, attempts: _Attempts, reason: str) -> None:
         if not self._may_retry(attempts, reason):
@@ -184,7 +203,7 @@ class Proxy:
             if not responder.status:
                 raise
             log.warning("request %s: %s ended it: %s", call.request_id, lease.endpoint.replica, failure)
-            await self.end_broken(responder, Unavailable("The replica failed while it answered.", code="replica_lost"))
+            await self.end_broken(responder, _lost())
             return
         if not responder.status:
             raise ReplicaFailed(f"{lease.endpoint.replica}: an empty stream")
@@ -194,6 +213,16 @@ class Proxy:
         """End a stream that has begun with an error that clients can read."""
         self._metrics.broken_streams.inc()
         await responder.body(sse.error_event(error_object(error)), more=False)
+
+
+def _cancel_once(task: "asyncio.Task[None]") -> None:
+    """A second cancellation could hit the clean-up after the first (G49)."""
+    if not task.cancelling():
+        task.cancel()
+
+
+def _lost() -> Unavailable:
+    return Unavailable("The replica failed while it answered.", code="replica_lost")
 
 
 async def _pass_on(refused: _Refused, responder: Responder) -> None:

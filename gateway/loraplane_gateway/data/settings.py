@@ -34,6 +34,7 @@ class DataSettings(BaseSettings):
     silence_timeout: Seconds = Field(300, description="longest silence of an engine, before or between bytes")
     request_timeout: Seconds = Field(1800, description="a whole request")
     route_timeout: Seconds = Field(3, description="how long a request waits for a routable replica")
+    lost_timeout: Seconds = Field(10, description="requests on a replica out of step for longer are given up")
     retries: int = Field(2, ge=0, le=10, description="further replicas tried before the first byte")
     target_in_flight: int = Field(16, ge=1, description="requests of one adapter on one replica before it spreads")
     key_ttl: Annotated[float, Field(gt=0, le=30)] = Field(20, description="a key is looked up again after this")

@@ -206,6 +206,65 @@ async def test_a_silent_engine_is_504_and_nobody_tries_again(world: World, place
             await asyncio.wait_for(home.requests[0].gone.wait(), 5)
 
 
+@pytest.mark.parametrize("begun", [False, True], ids=["before", "after"])
+async def test_a_replica_that_froze_gives_its_requests_back(world: World, place: Place, begun: bool) -> None:
+    """SIGSTOP, or a node that is lost: no connection closes, only /state falls silent."""
+    home, other = _pair(place)
+    home.default = Plan(hold=1 if begun else "headers")
+    async with engines(home, other):
+        for engine in (home, other):
+            engine.publish(place.endpoints)
+        async with gateway(place.settings(world.url, lost_timeout=0.5), replicas=2) as gw:
+            asking = asyncio.create_task(gw.ask(world.keys.acme, "pirate", stream=True))
+            await (await home.request()).reached.wait()
+            home.silent = home.frozen = True
+            answer = await asking
+            found = events(answer.text)
+            if begun:
+                assert found[0]["choices"][0]["text"] == "one" and found[1]["error"]["code"] == "replica_lost"
+                assert other.requests == []
+            else:
+                assert answer.headers["x-loraplane-replica"] == str(other.replica) and found[-1] == "[DONE]"
+            await asyncio.wait_for(home.requests[0].gone.wait(), 5)
+            await gw.until_idle()
+
+
+async def test_a_restarted_process_gives_the_requests_of_the_old_one_back(world: World, place: Place) -> None:
+    home, other = _pair(place)
+    home.default = Plan(hold="headers")
+    async with engines(home, other):
+        for engine in (home, other):
+            engine.publish(place.endpoints)
+        async with gateway(place.settings(world.url), replicas=2) as gw:
+            asking = asyncio.create_task(gw.ask(world.keys.acme, "pirate"))
+            await (await home.request()).reached.wait()
+            home.boot = "boot-2"
+            home.default = Plan()
+            home.drop_state()
+            assert (await asking).status_code == 200
+            await asyncio.wait_for(home.requests[0].gone.wait(), 5)
+
+
+@MODES
+async def test_a_short_loss_of_state_costs_running_requests_nothing(world: World, place: Place, stream: bool) -> None:
+    engine = place.engine()
+    engine.default = Plan(hold=1 if stream else "first")
+    async with engines(engine):
+        engine.publish(place.endpoints)
+        async with gateway(place.settings(world.url), replicas=1) as gw:
+            asking = asyncio.create_task(gw.ask(world.keys.acme, "pirate", stream=stream))
+            await (await engine.request()).reached.wait()
+            engine.state_status = 503
+            engine.drop_state()
+            await until(lambda: gw.metric("replicas_alive") == 0)
+            engine.state_status = 200
+            await until(lambda: gw.metric("replicas_alive") == 1)
+            engine.default.release.set()
+            answer = await asking
+            assert answer.status_code == 200 and "error" not in answer.text
+            assert len(engine.requests) == 1
+
+
 @MODES
 async def test_a_request_over_its_time_ends_and_is_aborted_in_the_engine(
     world: World, place: Place, stream: bool

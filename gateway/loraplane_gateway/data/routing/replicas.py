@@ -47,8 +47,10 @@ class ReplicaView:
         self.hello: Hello | None = None
         self.in_step = False  # Hello and Snapshot received, no gap since
         self.heard_at = float("-inf")
+        self.out_since: float | None = None  # when it fell out of step
         self._residency: dict[tuple[str, str], ResidencyClass] = {}
         self._seq: int | None = None
+        self._mourners: set[Callable[[], None]] = set()
 
     @property
     def replica(self) -> ReplicaId:
@@ -71,7 +73,22 @@ class ReplicaView:
     def residency_of(self, adapter: AdapterId) -> ResidencyClass:
         return self._residency.get((str(adapter.ref), adapter.digest), "absent")
 
-    def lose(self) -> None:
+    @contextlib.contextmanager
+    def on_loss(self, callback: Callable[[], None]) -> Iterator[None]:
+        """`callback` is called if the engine process of now is given up while the context lasts."""
+        self._mourners.add(callback)
+        try:
+            yield
+        finally:
+            self._mourners.discard(callback)
+
+    def give_up(self) -> None:
+        for callback in tuple(self._mourners):
+            callback()
+
+    def lose(self, now: float) -> None:
+        if self.in_step:
+            self.out_since = now
         self.in_step = False
         self._seq = None
         self._residency.clear()
@@ -81,7 +98,7 @@ class ReplicaView:
         self.heard_at = now
         match message:
             case Hello():
-                self._greet(message)
+                self._greet(message, now)
             case Snapshot():
                 if self.hello is None:
                     raise StreamBroken("a snapshot came before the hello")
@@ -89,17 +106,20 @@ class ReplicaView:
                 self._residency.clear()
                 self._note(message.adapters)
                 self.in_step = True
+                self.out_since = None
             case Delta():
                 self._step(message.seq)
                 self._note(message.adapters)
             case Heartbeat():
                 self._step(message.seq)
 
-    def _greet(self, hello: Hello) -> None:
+    def _greet(self, hello: Hello, now: float) -> None:
         check_protocol(hello.protocol, f"the engine {hello.replica}")
         if hello.replica != str(self.replica):
             raise StreamBroken(f"it is {hello.replica}, not {self.replica}")
-        self.lose()
+        if self.hello is not None and hello.boot != self.hello.boot:
+            self.give_up()
+        self.lose(now)
         self.hello = hello
 
     def _step(self, seq: int) -> None:
@@ -120,9 +140,19 @@ class Fleet:
     """All known replicas and their readers. `changed` is set whenever something might have become routable."""
 
     def __init__(
-        self, client: httpx.AsyncClient, state_key: bytes, clock: Callable[[], float] = time.monotonic
+        self,
+        client: httpx.AsyncClient,
+        state_key: bytes,
+        *,
+        lost_timeout: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`client` has STATE_TIMEOUT_SECONDS as every timeout: an engine silent for longer is out."""
+        """`client` has STATE_TIMEOUT_SECONDS as every timeout: an engine silent for longer gets no more requests.
+
+        After `lost_timeout` seconds out of step the requests it still holds are given up: a lost node
+        closes no connection.
+        """
+        self._lost_timeout = lost_timeout
         self._client = client
         self._state_key = state_key
         self._clock = clock
@@ -186,8 +216,11 @@ class Fleet:
         self._readers[endpoint.replica] = asyncio.create_task(self._follow(view), name=f"state of {endpoint.replica}")
 
     def _stop(self, replica: ReplicaId) -> None:
-        self._views.pop(replica).lose()
+        view = self._views.pop(replica)
+        view.lose(self._clock())
         self._readers.pop(replica).cancel()
+        # A replica that leaves in order finishes what it has; one that is gone never will.
+        asyncio.get_running_loop().call_later(self._lost_timeout, view.give_up)
 
     async def _follow(self, view: ReplicaView) -> None:
         pause = RETRY_FIRST
@@ -198,7 +231,9 @@ class Fleet:
             except (httpx.HTTPError, msgspec.DecodeError, StreamBroken, LoraplaneError) as error:
                 reason = str(error) or type(error).__name__
             was_in_step = view.in_step
-            view.lose()
+            view.lose(self._clock())
+            if view.out_since is not None and self._clock() - view.out_since >= self._lost_timeout:
+                view.give_up()
             if was_in_step:
                 pause = RETRY_FIRST
                 log.warning("the state stream of %s ended: %s", view.replica, reason)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Set
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 from loraplane_core.errors import NoReplica
@@ -29,6 +29,7 @@ class Lease:
     endpoint: Endpoint
     boot: str
     residency: ResidencyClass
+    on_loss: Callable[[Callable[[], None]], AbstractContextManager[None]]  # ReplicaView.on_loss
 
     @property
     def process(self) -> Process:
@@ -59,7 +60,7 @@ class Router:
         """
         view, residency = await self._wait(target, avoid, deadline)
         with self._in_flight.counted(view.replica, adapter_key(target)):  # no await between choice and count
-            yield Lease(view.endpoint, view.boot, residency)
+            yield Lease(view.endpoint, view.boot, residency, view.on_loss)
 
     async def _wait(self, target: Target, avoid: Set[Process], deadline: float) -> tuple[ReplicaView, ResidencyClass]:
         forgive_at = self._clock() + FORGIVE_SECONDS

@@ -168,5 +168,5 @@ def test_a_view_counts_as_alive_for_one_second_after_the_last_message_only(place
     assert view.residency_of(pirate._replace(digest="0" * 64)) == "absent"
     with pytest.raises(StreamBroken):
         view.hear(Heartbeat(seq=7), 12.1)
-    view.lose()
+    view.lose(12.1)
     assert not view.is_routable(BASE_DIGEST, 12.1) and view.residency_of(pirate) == "absent"
