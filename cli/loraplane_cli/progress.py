@@ -87,6 +87,13 @@ class Snapshot:
         return failed + [problem for problem in self.problems if problem.partition(": ")[2] not in told]
 
 
+@dataclass(frozen=True)
+class _Reading:
+    stamp: tuple[int, int]
+    documents: tuple[Document, ...]
+    problem: str = ""
+
+
 class Progress:
     """Reads the state folder; remembers since when a reason has been seen. `only`: those documents, not all."""
 
@@ -95,6 +102,7 @@ class Progress:
         self._folder = folder
         self._only = None if only is None else frozenset(only)
         self._since: dict[tuple[Key, str], float] = {}
+        self._read: dict[Path, _Reading] = {}
         self._tenants_wait = False
         self._serving: frozenset[PoolRef] = frozenset()
 
@@ -115,14 +123,26 @@ class Progress:
     def _documents(self) -> tuple[list[Document], list[str]]:
         found: dict[Key, Document] = {}
         problems = []
+        read: dict[Path, _Reading] = {}
         for path in yaml_files(self._folder):
-            try:
-                for document in load_file(path):
-                    if self._only is None or document.key in self._only:
-                        found.setdefault(document.key, document)
-            except BadDocument as error:
-                problems += [error.message] if self._only is None else []
+            reading = read[path] = self._reading(path)
+            problems += [reading.problem] if reading.problem and self._only is None else []
+            for document in reading.documents:
+                if self._only is None or document.key in self._only:
+                    found.setdefault(document.key, document)
+        self._read = read
         return list(found.values()), problems
+
+    def _reading(self, path: Path) -> "_Reading":
+        """A file is parsed again only when it changed."""
+        stamp = _stamp(path)
+        known = self._read.get(path)
+        if known is not None and known.stamp == stamp:
+            return known
+        try:
+            return _Reading(stamp, tuple(load_file(path)))
+        except BadDocument as error:
+            return _Reading(stamp, (), error.message)
 
     def _stored(self) -> dict[Key, dict[str, object]]:
         found = {}
@@ -173,6 +193,14 @@ class Progress:
             return "waiting"
         since = self._since.setdefault((document.key, reason), time.monotonic())
         return "failed" if time.monotonic() - since >= SETTLE_SECONDS else "waiting"
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return (0, 0)
+    return (status.st_mtime_ns, status.st_size)
 
 
 def _pool(resource: Resource) -> PoolRef | None:

@@ -27,7 +27,7 @@ from loraplane_cli.supervisor.postgres import (
     running_postgres,
     wait_until_accepting,
 )
-from loraplane_cli.supervisor.spec import open_log, spawn
+from loraplane_cli.supervisor.spec import bound_logs, open_log, spawn
 from loraplane_cli.supervisor.valkey import running_valkey
 from tests.cli.waiting import wait_until
 
@@ -210,3 +210,15 @@ def test_a_taken_port_is_replaced_and_a_free_one_kept(tmp_path: Path) -> None:
         other.bind(("127.0.0.1", first))
         other.listen()
         assert PortBook(tmp_path / "ports.json").assign("gateway") != first
+
+
+def test_a_log_that_grew_too_large_keeps_its_end_and_its_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraplane_cli.supervisor.spec.LOG_LIMIT_BYTES", 10)
+    with open_log(tmp_path / "engine.log") as log:
+        log.write(b"0123456789ab\n")
+        bound_logs(tmp_path)
+        log.write(b"new\n")
+    assert (tmp_path / "engine.log").read_bytes() == b"new\n"
+    assert (tmp_path / "engine.log.1").read_bytes() == b"0123456789ab\n"

@@ -66,7 +66,7 @@ async def test_a_key_is_made_once_and_kept_over_restarts(registry: Registry, tmp
     assert (tmp_path / "keys" / "acme.json").stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("lost", ["revoked", "forgotten"])
+@pytest.mark.parametrize("lost", ["revoked", "forgotten", "garbled"])
 async def test_a_key_that_the_registry_no_longer_takes_is_made_anew(
     registry: Registry, tmp_path: Path, lost: str
 ) -> None:
@@ -74,8 +74,10 @@ async def test_a_key_that_the_registry_no_longer_takes_is_made_anew(
     await watcher(registry, tmp_path).step()
     if lost == "revoked":
         registry.keys[0]["revoked_at"] = "now"
-    else:
+    elif lost == "forgotten":
         registry.keys[0]["id"] = "another"
+    else:
+        (tmp_path / "keys" / "acme.json").write_text("{")
     documents = watcher(registry, tmp_path)
     await documents.step()
     assert documents.keys == {"acme": "secret k1"}

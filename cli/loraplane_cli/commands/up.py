@@ -16,7 +16,7 @@ import typer
 from loraplane_cli import report
 from loraplane_cli.errors import LocalError, StartFailed
 from loraplane_cli.output import TIMED_OUT, console, done, errors, leave, print_json
-from loraplane_cli.progress import POLL_SECONDS, Progress, Snapshot, SupervisorEnded, follow
+from loraplane_cli.progress import Progress, Snapshot, SupervisorEnded, follow
 from loraplane_cli.session import DEFAULT_STATE, Json, StateDir
 from loraplane_cli.supervisor.components import Options
 from loraplane_cli.supervisor.layout import StateFolder
@@ -28,6 +28,7 @@ from loraplane_cli.supervisor.supervisor import supervise
 
 READY_SECONDS = 600.0
 DOWN_SECONDS = 60.0
+NEWS_SECONDS = 0.5
 #: Set for the process that `--detach` leaves behind.
 BACKGROUND = "--background"
 
@@ -123,7 +124,7 @@ class _Foreground:
         errors.print("[dim]Ctrl-C stops everything.[/]")
         said = _trouble(snapshot)
         while not stop.is_set():
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(NEWS_SECONDS)
             now = _trouble(self._progress.snapshot())
             for name in sorted(now.keys() | said.keys()):
                 if now.get(name) != said.get(name):

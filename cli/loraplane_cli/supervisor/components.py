@@ -20,6 +20,8 @@ from loraplane_cli.supervisor.spec import ProcessSpec
 from loraplane_cli.supervisor.valkey import Valkey, find_binary
 
 DEFAULT_GATEWAY_PORT = 8080
+#: A look at Postgres costs it a process.
+SERVER_PROBE_SECONDS = 15.0
 REGISTRY_ROLE = "loraplane_registry"
 DATA_ROLE = "loraplane_data"
 #: What a child inherits of our environment; everything else it gets by name.
@@ -123,6 +125,7 @@ class System:
             blocking(lambda: self._need_postgres().accepting()),
             prepare=prepare_cluster,
             settle=lambda: self._need_postgres().ensure_database(),
+            probe_seconds=SERVER_PROBE_SECONDS,
         )
 
     def _valkey_component(self) -> Component:
@@ -133,7 +136,12 @@ class System:
             self._valkey = Valkey(find_binary(), self._port("valkey"), self._material.valkey_password)
 
         return Component(
-            "valkey", make, blocking(lambda: self._need_valkey().accepting()), prepare=prepare_server, start_seconds=20
+            "valkey",
+            make,
+            blocking(lambda: self._need_valkey().accepting()),
+            prepare=prepare_server,
+            start_seconds=20,
+            probe_seconds=SERVER_PROBE_SECONDS,
         )
 
     def _migrate(self) -> Component:

@@ -18,8 +18,7 @@ from loraplane_cli.supervisor.record import RunRecord
 from loraplane_cli.supervisor.spec import ProcessSpec, open_log, spawn, tail
 
 #: How soon an end is noticed; far below the half second in which routing must learn of it.
-POLL_SECONDS = 0.05
-PROBE_SECONDS = 0.25
+POLL_SECONDS = 0.1
 PROBE_TIMEOUT_SECONDS = 2.0
 #: On a machine this busy a probe may be late: so many in a row make a ready process unready.
 PROBE_FAILURES = 3
@@ -59,6 +58,7 @@ class Component:
     prepare: Callable[[], None] = _nothing
     settle: Callable[[], None] = _nothing
     start_seconds: float = 60.0
+    probe_seconds: float = 2.0  # between probes while it is ready; its end is seen without one
     stops: Stops = "last"
 
 
@@ -184,7 +184,8 @@ class Keeper:
             elif now >= probe_at:
                 failures = 0 if await self._probe() else failures + 1
                 self._judge(failures)
-                probe_at = time.monotonic() + (PROBE_SECONDS if self.phase is Phase.READY else POLL_SECONDS)
+                calm = self.phase is Phase.READY and not failures
+                probe_at = time.monotonic() + (self.component.probe_seconds if calm else POLL_SECONDS)
             await asyncio.sleep(POLL_SECONDS)
         return late + _describe(self._reap(process))
 

@@ -1,6 +1,7 @@
 """How one child process is to be run; the single place where processes are started."""
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from loraplane_cli.errors import StartFailed
 from loraplane_core.process import die_with_parent
 
 LOG_KEEP_BYTES = 4 * 1024 * 1024
+LOG_LIMIT_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,14 @@ def open_log(path: Path) -> IO[bytes]:
         path.replace(path.with_name(path.name + ".1"))
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     return os.fdopen(descriptor, "ab", buffering=0)
+
+
+def bound_logs(folder: Path) -> None:
+    """Empty logs past LOG_LIMIT_BYTES into their older half. They are open for appending, so writers go on at 0."""
+    for path in folder.glob("*.log"):
+        if path.stat().st_size > LOG_LIMIT_BYTES:
+            shutil.copyfile(path, path.with_name(path.name + ".1"))
+            os.truncate(path, 0)
 
 
 def tail(path: Path, lines: int = 15) -> str:

@@ -23,6 +23,7 @@ from loraplane_cli.supervisor.material import load_material
 from loraplane_cli.supervisor.ports import PortBook
 from loraplane_cli.supervisor.probes import http_ready
 from loraplane_cli.supervisor.record import RUN_VARIABLE, RunRecord, end_left_overs, exclusive
+from loraplane_cli.supervisor.spec import bound_logs
 from loraplane_cli.supervisor.status import PartStatus, RunPhase, SupervisorStatus, write_status
 from loraplane_cli.supervisor.tenants import TenantDocuments
 from loraplane_cli.supervisor.workloads import Ports as EnginePorts
@@ -30,6 +31,7 @@ from loraplane_cli.supervisor.workloads import Probe, Site, Workloads
 
 log = logging.getLogger(__name__)
 REPORT_SECONDS = 0.1
+LOG_SECONDS = 30.0
 PROBE_TIMEOUT = httpx.Timeout(2.0)
 
 PartsMaker = Callable[[Kit], Parts]
@@ -89,6 +91,7 @@ class Supervisor:
             if self._companion is not None:
                 tasks += [asyncio.create_task(_run(self._companion, stop), name="companion")]
             tasks += [asyncio.create_task(self._start(parts, workloads, stack), name="start")]
+            tasks += [asyncio.create_task(self._bound_logs(), name="logs")]
             try:
                 while not stop.is_set():
                     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -121,6 +124,14 @@ class Supervisor:
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         log.info("up: %s", ", ".join(keeper.name for keeper in keepers))
+
+    async def _bound_logs(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_SECONDS)
+            try:
+                bound_logs(self._state.logs)
+            except OSError as error:
+                log.warning("a log could not be bounded: %s", error)
 
     async def _watch_tenants(self, urls: Urls) -> None:
         def keys_changed(keys: dict[str, str]) -> None:

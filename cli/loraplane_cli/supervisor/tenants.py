@@ -56,10 +56,10 @@ class TenantDocuments:
 
     async def step(self) -> None:
         """Apply what changed since the last step; troubles are logged once and tried again."""
-        stamp = _stamp(self._folder)
-        if self._settled and stamp == self._seen:
-            return
         try:
+            stamp = _stamp(self._folder)
+            if self._settled and stamp == self._seen:
+                return
             wished = read_tenants(self._folder)
             for name in sorted(self._applied.keys() - wished.keys()):
                 log.warning(
@@ -86,10 +86,9 @@ class TenantDocuments:
         """The key kept for a tenant, while the registry knows it; else a new one."""
         path = self._keys_folder / f"{tenant}.json"
         known = wire.decode(await self._call("GET", f"/admin/tenants/{tenant}/keys"), Keys).keys
-        if path.exists():
-            stored = msgspec.json.decode(path.read_bytes(), type=StoredKey)
-            if any(key.id == stored.id and key.revoked_at is None for key in known):
-                return stored.secret
+        stored = _stored(path)
+        if stored is not None and any(key.id == stored.id and key.revoked_at is None for key in known):
+            return stored.secret
         answer = await self._call("POST", f"/admin/tenants/{tenant}/keys", KeySpec(name=KEY_NAME))
         new = wire.decode(answer, NewKey)
         write_atomic(path, msgspec.json.encode(StoredKey(id=new.key.id, secret=new.secret)))
@@ -116,6 +115,13 @@ def read_tenants(folder: Path) -> dict[str, list[str]]:
         except (BadDocument, InvalidParameter, InvalidRequest) as error:
             log.warning("%s", error)
     return found
+
+
+def _stored(path: Path) -> StoredKey | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=StoredKey)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
 
 
 def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
