@@ -330,6 +330,19 @@ def test_tenant_documents_are_applied_and_their_keys_kept(running: Up) -> None:
     assert sourced.stdout == f"postgresql://loraplane:it's%20secret@127.0.0.1/loraplane|{key}"
 
 
+def test_a_supervisor_whose_state_folder_was_removed_ends_with_its_children(up: Up) -> None:
+    up.start()
+    up.ask(workload(1))
+    up.wait_ready(1)
+    pids = [child.pid for child in up.run().children]
+    runtime = up.state.runtime
+    shutil.rmtree(up.state.root)
+    assert up.process is not None
+    assert up.process.wait(15) == 0
+    assert gone(pids)
+    assert not runtime.exists()
+
+
 def test_down_stops_a_running_up_and_purge_keeps_only_models(up: Up) -> None:
     up.start()
     (up.state.models / "kept").mkdir()

@@ -6,6 +6,7 @@ its environment. So nothing but our own is ever ended, whoever reused an id mean
 
 import contextlib
 import fcntl
+import logging
 import os
 import secrets
 import signal
@@ -20,6 +21,7 @@ from loraplane_cli.errors import AlreadyRunning
 from loraplane_cli.supervisor.files import write_atomic
 from loraplane_cli.supervisor.layout import StateFolder
 
+log = logging.getLogger(__name__)
 #: In the environment of every child: the token of the run it belongs to.
 RUN_VARIABLE = "LORAPLANE_RUN"
 #: Start times are derived from the boot time, which moves a little when the clock is set.
@@ -80,6 +82,13 @@ class RunRecord:
         if self._children.pop(pid, None) is not None:
             self._write()
 
+    def holds(self) -> bool:
+        """Whether the state folder is still this run's."""
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=Run).token == self.token
+        except (OSError, msgspec.DecodeError):
+            return False
+
     def _write(self) -> None:
         run = Run(
             token=self.token,
@@ -87,7 +96,10 @@ class RunRecord:
             folder=str(self._folder),
             children=list(self._children.values()),
         )
-        write_atomic(self._path, msgspec.json.encode(run))
+        try:
+            write_atomic(self._path, msgspec.json.encode(run))
+        except OSError as error:  # children then still die with us, and are known by the token
+            log.warning("the record of this run cannot be written: %s", error)
 
 
 def read_run(state: StateFolder) -> Run | None:

@@ -6,7 +6,6 @@ It runs one event loop in the main thread and no other thread: children watch th
 import asyncio
 import contextlib
 import logging
-import shutil
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -31,7 +30,7 @@ from loraplane_cli.supervisor.workloads import Probe, Site, Workloads
 
 log = logging.getLogger(__name__)
 REPORT_SECONDS = 0.1
-LOG_SECONDS = 30.0
+HOUSE_SECONDS = 2.0
 PROBE_TIMEOUT = httpx.Timeout(2.0)
 
 PartsMaker = Callable[[Kit], Parts]
@@ -91,7 +90,7 @@ class Supervisor:
             if self._companion is not None:
                 tasks += [asyncio.create_task(_run(self._companion, stop), name="companion")]
             tasks += [asyncio.create_task(self._start(parts, workloads, stack), name="start")]
-            tasks += [asyncio.create_task(self._bound_logs(), name="logs")]
+            tasks += [asyncio.create_task(self._keep_house(stop), name="house")]
             try:
                 while not stop.is_set():
                     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -125,9 +124,13 @@ class Supervisor:
             raise failed.exceptions[0] from None
         log.info("up: %s", ", ".join(keeper.name for keeper in keepers))
 
-    async def _bound_logs(self) -> None:
+    async def _keep_house(self, stop: asyncio.Event) -> None:
+        """Bound logs; end when the state folder was removed or is another run's, because nobody could stop us by it."""
         while True:
-            await asyncio.sleep(LOG_SECONDS)
+            await asyncio.sleep(HOUSE_SECONDS)
+            if not self._run.holds():
+                log.error("%s was removed; stopping", self._state.root)
+                stop.set()
             try:
                 bound_logs(self._state.logs)
             except OSError as error:
@@ -192,19 +195,19 @@ class Supervisor:
             )
             for keeper in self._keepers
         ]
-        workloads = self._workloads.statuses() if self._workloads else []
-        write_status(
-            self._state,
-            SupervisorStatus(
-                phase=self._phase,
-                pid=self._run.pid,
-                folder=str(self._options.folder),
-                message=self._message,
-                parts=parts,
-                workloads=workloads,
-                notes=self._notes,
-            ),
+        status = SupervisorStatus(
+            phase=self._phase,
+            pid=self._run.pid,
+            folder=str(self._options.folder),
+            message=self._message,
+            parts=parts,
+            workloads=self._workloads.statuses() if self._workloads else [],
+            notes=self._notes,
         )
+        try:
+            write_status(self._state, status)
+        except OSError as error:  # a full disk or a removed folder must not keep us from running or stopping
+            log.warning("the status cannot be written: %s", error)
 
 
 def supervise(
@@ -237,10 +240,9 @@ def supervise(
 def _clear(state: StateFolder, *, keep_status: bool = False) -> None:
     """Remove what only means something while a supervisor runs."""
     state.remove_runtime()
-    shutil.rmtree(state.endpoints, ignore_errors=True)
-    state.endpoints.mkdir()
-    shutil.rmtree(state.secrets / "engines", ignore_errors=True)
-    (state.secrets / "engines").mkdir(mode=0o700)
+    for folder in (state.endpoints, state.secrets / "engines"):
+        for path in folder.glob("*.json"):
+            path.unlink()
     state.env.unlink(missing_ok=True)
     state.run.unlink(missing_ok=True)
     if not keep_status:

@@ -6,6 +6,7 @@ operator asks for one. One endpoint file per replica tells the gateway and the o
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import sys
@@ -26,6 +27,7 @@ from loraplane_core.identity import PoolRef, ReplicaId
 from loraplane_core.wire.endpoints import Endpoint, to_slice
 from loraplane_core.wire.supervisor import ReplicaStatus, Workload, WorkloadStatus
 
+log = logging.getLogger(__name__)
 START_SECONDS = 600.0
 DRAIN_SECONDS = 5
 STOP_SECONDS = 12.0
@@ -124,9 +126,16 @@ class Replica:
             epoch=self._epoch,
         )
         if endpoint != self._published and phase is not Phase.STOPPED:
-            write_atomic(self._site.state.endpoint(self.id), json.dumps(to_slice(endpoint), indent=1) + "\n", 0o644)
-            self._published = endpoint
+            self._publish(endpoint)
         self._report()
+
+    def _publish(self, endpoint: Endpoint) -> None:
+        path = self._site.state.endpoint(self.id)
+        try:
+            write_atomic(path, json.dumps(to_slice(endpoint), indent=1) + "\n", 0o644)
+            self._published = endpoint
+        except OSError as error:  # written at the next change; routing also watches the engine itself
+            log.warning("%s cannot be written: %s", path, error)
 
 
 class Pool:
