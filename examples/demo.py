@@ -203,7 +203,7 @@ async def tour() -> None:
             await step(system)
     finally:
         console.rule("[bold]Stopping")
-        await system.close()
+        system.stop()
     console.print(f"[green bold]The tour held[/] in {time.monotonic() - start:.0f} s. `make up` leaves it running.")
 
 

@@ -1,6 +1,7 @@
 """The running system as the tour sees it: the `loraplane` command, the OpenAI port, objects and metrics."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
@@ -44,7 +45,6 @@ class System:
         self._state = work / "state"
         self._work = work
         self._models = models
-        self._client = httpx.AsyncClient(timeout=ANSWER_DEADLINE_S)
         self.env: dict[str, str] = {}
 
     # -- processes
@@ -64,12 +64,9 @@ class System:
                 self.env[name] = "".join(shlex.split(value))
 
     def stop(self) -> None:
+        """Leave nothing: no process, no database folder."""
         if self._state.exists():
-            self.command("down")
-
-    async def close(self) -> None:
-        await self._client.aclose()
-        self.stop()
+            self.command("down", "--purge")
 
     def command(self, *words: str) -> str:
         """Run `loraplane`; raises RuntimeError with what it said."""
@@ -145,7 +142,11 @@ class System:
         } | options
         key = self.env[f"LORAPLANE_KEY_{tenant.upper().replace('-', '_')}"]
         url = self.env["LORAPLANE_GATEWAY_URL"] + "/v1/chat/completions"
-        async with self._client.stream("POST", url, json=body, headers={"authorization": f"Bearer {key}"}) as response:
+        headers = {"authorization": f"Bearer {key}"}
+        async with (
+            httpx.AsyncClient(timeout=ANSWER_DEADLINE_S) as client,
+            client.stream("POST", url, json=body, headers=headers) as response,
+        ):
             if response.status_code != 200:
                 return Answer(response.status_code, "", response.headers, body=json.loads(await response.aread()))
             return await _fold(response)
@@ -159,16 +160,10 @@ class System:
         for path in sorted((self._state / "endpoints").glob("*.json")):
             manifest = json.loads(path.read_text())
             port = next(port["port"] for port in manifest["ports"] if port["name"] == "metrics")
-            try:
-                text = (await self._client.get(f"http://127.0.0.1:{port}/metrics", timeout=5)).text
-            except httpx.TransportError:
-                continue  # it is being replaced
-            samples = found.setdefault(manifest["metadata"]["name"], {})
-            for family in text_string_to_metric_families(text):
-                for sample in family.samples:
-                    bound = f"{{le={float(sample.labels['le']):g}}}" if "le" in sample.labels else ""
-                    name = sample.name.removeprefix("loraplane_engine_") + bound
-                    samples[name] = samples.get(name, 0.0) + sample.value
+            with contextlib.suppress(httpx.TransportError):  # it is being replaced
+                async with httpx.AsyncClient(timeout=5) as client:
+                    text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+                found[manifest["metadata"]["name"]] = _samples(text)
         return found
 
     async def steps_with(self, adapters: int) -> float:
@@ -205,6 +200,16 @@ async def _fold(response: httpx.Response) -> Answer:
         tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
         text += [choice["delta"].get("content") or "" for choice in event.get("choices") or []]
     return Answer(200, "".join(text), response.headers, tokens, error)
+
+
+def _samples(text: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            bound = f"{{le={float(sample.labels['le']):g}}}" if "le" in sample.labels else ""
+            name = sample.name.removeprefix("loraplane_engine_") + bound
+            found[name] = found.get(name, 0.0) + sample.value
+    return found
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """One whole system for all integration tests: real processes, real model, real adapters."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         running.start(replicas=1)
         yield running
     finally:
-        asyncio.run(running.close())
+        running.stop()
 
 
 @pytest.fixture(scope="session")
