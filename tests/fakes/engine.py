@@ -33,6 +33,7 @@ from loraplane_core.wire.engine import (
     Snapshot,
     StateMessage,
 )
+from tests.fakes.serving import cut, halt
 
 HEARTBEAT = 0.2
 #: "headers" (nothing sent), "first" (headers sent), "body" (half of an unstreamed body), or so many chunks sent.
@@ -131,11 +132,7 @@ class FakeEngine:
     def kill(self) -> None:
         """As kill -9 looks from outside: listeners and connections are reset."""
         for server in self._servers:
-            for listener in server.servers:
-                listener.close()
-            for connection in list(server.server_state.connections):
-                connection.transport.abort()
-            server.should_exit = server.force_exit = True
+            cut(server)
 
     def drop_state(self) -> None:
         """The stream breaks; the data port lives on."""
@@ -143,8 +140,8 @@ class FakeEngine:
             connection.transport.abort()
 
     async def stop(self) -> None:
-        self.kill()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for server, task in zip(self._servers, self._tasks, strict=True):
+            await halt(server, task)
         self._servers.clear()
         self._tasks.clear()
 

@@ -19,6 +19,7 @@ from loraplane_gateway.data.app import App, running
 from loraplane_gateway.data.main import Server, make_server
 from loraplane_gateway.data.settings import DataSettings
 from tests.fakes.engine import FakeEngine
+from tests.fakes.serving import halt
 from tests.gateway.postgres import Database
 
 BASE, ALIAS, BASE_DIGEST = "base-one", "org/Base-One", "b1" * 32
@@ -240,9 +241,7 @@ async def gateway(settings: DataSettings, *, replicas: int | None = None) -> Asy
                         await until(lambda: found.metric("replicas_alive") == replicas)
                     yield found
                 finally:
-                    server.should_exit = True
-                    server.force_exit = True
-                    await task
+                    await halt(server, task)
 
 
 def events(text: str) -> list[Any]:
