@@ -22,6 +22,8 @@ from loraplane_gateway.db.serving import KeyRow, Principal
 
 log = logging.getLogger(__name__)
 LOOKUP_SECONDS = 2.0
+#: After a failed look-up, known keys are taken at their last good word for so long before the next try.
+AWAY_SECONDS = 3.0
 UNKNOWN_SECONDS = 5.0
 CACHE_MAX = 20_000
 RETRY_AFTER = 5.0
@@ -56,6 +58,7 @@ class Authenticator:
         self._clock = clock
         self._cache: OrderedDict[bytes, _Entry] = OrderedDict()
         self._lookups: dict[bytes, asyncio.Task[KeyRow | None]] = {}
+        self._away_until = float("-inf")
         self._notices = 0  # grows with every drop, so that a look-up begun before it is not believed
 
     async def authenticate(self, authorization: str | None) -> Principal:
@@ -102,15 +105,25 @@ class Authenticator:
             if self._clock() - entry.checked_at < lifetime:
                 self._cache.move_to_end(digest)
                 return entry.row
+        last_good = None
+        if entry is not None and entry.row is not None and self._clock() - entry.checked_at < self._limit:
+            last_good = entry.row
+        if last_good is not None and self._clock() < self._away_until:
+            return last_good
         try:
-            return await self._look_up(digest)
+            async with asyncio.timeout(LOOKUP_SECONDS):
+                return await self._look_up(digest)
         except (SQLAlchemyError, OSError, TimeoutError) as error:
-            if entry is not None and entry.row is not None and self._clock() - entry.checked_at < self._limit:
-                return entry.row
+            self._away_until = self._clock() + AWAY_SECONDS
+            if last_good is not None:
+                return last_good
             raise Unavailable("API keys cannot be checked at the moment.", retry_after=RETRY_AFTER) from error
 
     async def _look_up(self, digest: bytes) -> KeyRow | None:
-        """One query per key at a time; a caller that leaves does not take it away from the others."""
+        """One query per key at a time; a caller that leaves does not take it away from the others.
+
+        The deadline is the callers': a query on a frozen Postgres cannot even be cancelled in time.
+        """
         task = self._lookups.get(digest)
         if task is None:
             task = asyncio.create_task(self._query(digest), name="key look-up")
@@ -124,12 +137,11 @@ class Authenticator:
             task.exception()  # every waiter may have left; then nobody else reads it
 
     async def _query(self, digest: bytes) -> KeyRow | None:
-        async with asyncio.timeout(LOOKUP_SECONDS):
-            while True:
-                notices = self._notices
-                row = await self._store.find_key(digest)
-                if notices == self._notices:
-                    break
+        while True:
+            notices = self._notices
+            row = await self._store.find_key(digest)
+            if notices == self._notices:
+                break
         self._cache[digest] = _Entry(row, self._clock())
         self._cache.move_to_end(digest)
         while len(self._cache) > CACHE_MAX:

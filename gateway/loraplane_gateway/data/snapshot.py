@@ -41,6 +41,7 @@ class Registry:
         self._snapshot = Snapshot()
         self._confirmed_at: float | None = None
         self._reading = asyncio.Lock()
+        self._refreshing: asyncio.Task[None] | None = None
 
     @property
     def is_loaded(self) -> bool:
@@ -59,9 +60,14 @@ class Registry:
 
     async def refresh(self) -> None:
         """Read what changed now, if Postgres answers soon; otherwise what there is must do."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._try_sync(), name="refresh the registry snapshot")
+        # Waited for, not cancelled: a query on a frozen Postgres could not be cancelled in time.
+        await asyncio.wait({self._refreshing}, timeout=REFRESH_SECONDS)
+
+    async def _try_sync(self) -> None:
         try:
-            async with asyncio.timeout(REFRESH_SECONDS):
-                await self._sync()
+            await self._sync()
         except _AWAY:
             log.warning("the registry could not be read again on a withdrawn adapter")
 

@@ -9,6 +9,7 @@ from sqlalchemy.exc import OperationalError
 
 from loraplane_core.errors import Forbidden, Unauthenticated, Unavailable
 from loraplane_gateway import keys
+from loraplane_gateway.data import auth as auth_module
 from loraplane_gateway.data.auth import Authenticator
 from loraplane_gateway.db.serving import KeyRow, Principal
 from tests.gateway.data.harness import Place, World, gateway, until
@@ -157,6 +158,31 @@ async def test_while_postgres_is_away_known_keys_work_up_to_the_limit_and_unknow
     assert unknown.value.retry_after
     clock.now += 1
     with pytest.raises(Unavailable):
+        await auth.authenticate(header)
+
+
+async def test_a_frozen_postgres_holds_a_known_key_up_once_and_an_unknown_one_no_longer_than_its_deadline(
+    auth: Authenticator, store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth_module, "LOOKUP_SECONDS", 0.05)
+    key_id, header = store.add()
+    await auth.authenticate(header)
+    clock.now += TTL
+    store.gate = asyncio.Event()  # from here on no answer comes
+    asked = store.asked
+    for _ in range(3):
+        async with asyncio.timeout(1):
+            assert (await auth.authenticate(header)).key_id == key_id
+    assert store.asked == asked + 1
+    with pytest.raises(Unavailable):
+        async with asyncio.timeout(1):
+            await auth.authenticate(f"Bearer {keys.mint()[1]}")
+    store.gate.set()
+    clock.now += auth_module.AWAY_SECONDS
+    store.revoke(header)
+    await until(lambda: not auth._lookups)
+    clock.now += TTL
+    with pytest.raises(Unauthenticated):
         await auth.authenticate(header)
 
 
