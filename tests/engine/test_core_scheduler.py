@@ -168,7 +168,7 @@ def test_an_adapter_larger_than_the_budget_is_refused_with_the_arithmetic(make: 
 def test_a_rank_over_the_limit_is_refused(make: Make, tmp_path: Path) -> None:
     engine = make(max_rank=8)
     key = engine.load(make_artifact(tmp_path / "big", rank=9), "t/big@1")
-    assert engine.failed[key].code == "rank_too_large"
+    assert engine.failed[key].code == "rank_too_high"
 
 
 def test_an_adapter_of_rank_64_needs_runs_longer_than_a_page(make: Make, tmp_path: Path) -> None:
@@ -358,14 +358,15 @@ def test_tenants_share_by_tokens_not_by_requests(make: Make) -> None:
 
 def test_idle_time_is_not_saved_up(make: Make) -> None:
     engine = make(max_sequences=1, max_batch_tokens=64)
-    engine.generate("busy", random_prompt(1, 60), tenant="busy", max_tokens=40)
-    engine.finish("busy")
+    engine.generate("first", random_prompt(1, 60), tenant="busy", max_tokens=40)
     for number in range(6):
         engine.generate(f"busy{number}", random_prompt(number, 8), tenant="busy", max_tokens=2)
+    engine.finish("first")
+    for number in range(6):
         engine.generate(f"new{number}", random_prompt(number, 8), tenant="new", max_tokens=2)
-    engine.until(lambda: len(engine.ended) >= 7)
-    kinds = Counter(request.rstrip("0123456789") for request in order_of_first_tokens(engine)[1:7])
-    assert kinds == {"busy": 3, "new": 3}
+    engine.until(lambda: len(engine.ended) >= 8)
+    kinds = Counter(request.rstrip("0123456789") for request in order_of_first_tokens(engine)[2:8])
+    assert kinds["new"] in (3, 4)
 
 
 # --- everything at once

@@ -226,7 +226,7 @@ class Residency:
                 )
         if manifest.rank > self.limits.max_rank:
             raise ArtifactRejected(
-                f"the adapter has rank {manifest.rank}; this engine takes {self.limits.max_rank}", code="rank_too_large"
+                f"the adapter has rank {manifest.rank}; this engine takes {self.limits.max_rank}", code="rank_too_high"
             )
         if manifest.pages > self.limits.budget_pages:
             raise InsufficientMemory(
