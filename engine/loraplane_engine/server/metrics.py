@@ -21,6 +21,7 @@ from loraplane_engine.messages import CoreReady, StepStats
 PREFIX = "loraplane_engine_"
 TOP_ADAPTERS = 20
 _LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_DISTINCT = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 _LOADS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -121,16 +122,11 @@ def _counters(stats: StepStats) -> list[tuple[str, str, float]]:
 
 
 def _distinct_adapters(histogram: list[int]) -> Metric:
-    buckets: list[tuple[str, float]] = []
-    total = weighted = 0
-    for adapters, steps in enumerate(histogram):
-        total += steps
-        weighted += adapters * steps
-        buckets.append((str(float(adapters)), total))
-    if buckets:  # the last bin is "or more"
-        buckets[-1] = ("+Inf", total)
-    else:
-        buckets = [("+Inf", 0)]
+    last = len(histogram) - 1  # "or more"
+    bounds = [bound for bound in _DISTINCT if bound < last]
+    buckets = [(str(float(bound)), float(sum(histogram[: bound + 1]))) for bound in bounds]
+    buckets.append(("+Inf", sum(histogram)))
+    weighted = sum(adapters * steps for adapters, steps in enumerate(histogram))
     text = "Distinct adapters in a step"
     return HistogramMetricFamily(f"{PREFIX}adapters_per_step", text, buckets=buckets, sum_value=weighted)
 
