@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import os
 import shutil
 import signal
 import sys
@@ -17,10 +16,6 @@ from loraplane_engine.options import CoreOptions
 
 #: The core is given this long to end by itself after Shutdown.
 STOP_SECONDS = 5.0
-#: OpenMP's threads by default spin while they wait for each other. Beside any other busy process that burns
-#: the time slice the awaited thread needs: 18 requests on two contended cores ran at 5-19 tok/s, and at
-#: 95-128 tok/s with waiting threads asleep. The environment of the server has the last word.
-_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 #: By default libgomp's threads spin for each other without end. Where cores are shared (two replicas, a busy
 #: machine) a step then takes ten times as long; with a short spin they sleep instead. See docs/decisions/0007.
 OPENMP_DEFAULTS = {"GOMP_SPINCOUNT": "1000"}
@@ -46,7 +41,6 @@ class CoreProcess:
             *command,
             env=OPENMP_DEFAULTS | os.environ,
             stdin=asyncio.subprocess.DEVNULL,
-            env=_THREADS | os.environ,
             preexec_fn=die_with_parent(signal.SIGKILL),
         )
 
