@@ -105,7 +105,6 @@ class FakeEngine:
         self.state_status = 200
         self.frozen = False  # with `silent`: new readers are accepted and told nothing either, as after SIGSTOP
         self.state_gap = self.state_garbage = False
-        self.told = True  # all changes of residency are written to the stream
         self.data_port = self.admin_port = 0
         self._keys = keys
         self._servers: list[_Server] = []
@@ -147,7 +146,6 @@ class FakeEngine:
 
     def set_residency(self, ref: str, digest: str, residency: ResidencyClass) -> None:
         self.residency[ref, digest] = residency
-        self.told = False
         for event in self._wake:
             event.set()
 
@@ -296,7 +294,6 @@ class FakeEngine:
                 await send({"type": "http.response.body", "body": b'{"type":"hello"}\n', "more_body": True})
             async for message in self._messages(wake, gone):
                 await send({"type": "http.response.body", "body": encode(message) + b"\n", "more_body": True})
-                self.told |= isinstance(message, Delta)
         finally:
             self._wake.discard(wake)
             gone.cancel()

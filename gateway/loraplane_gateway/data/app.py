@@ -222,6 +222,11 @@ async def _fleet(settings: DataSettings, metrics: Metrics, stack: AsyncExitStack
     folder = EndpointFolder(settings.endpoints_dir, fleet.set_endpoints)
     jobs["endpoints"] = folder.watch
     metrics.gauge("replicas", "Replicas known from endpoints", lambda: len(fleet.views()))
+    metrics.gauge(
+        "residences",
+        "Adapter versions on replicas, each replica counted",
+        lambda: sum(v.residences for v in fleet.views()),
+    )
     metrics.gauge("replicas_alive", "Replicas that are ready and whose /state is in step", fleet.alive)
     return fleet
 

@@ -70,6 +70,11 @@ class ReplicaView:
             and self.hello.base_digest == base_digest
         )
 
+    @property
+    def residences(self) -> int:
+        """How many adapter versions it holds in some tier."""
+        return len(self._residency)
+
     def residency_of(self, adapter: AdapterId) -> ResidencyClass:
         return self._residency.get((str(adapter.ref), adapter.digest), "absent")
 
@@ -184,11 +189,12 @@ class Fleet:
                 yield view
 
     def views(self) -> list[ReplicaView]:
+        """A copy: the thread that answers scrapes reads it too."""
         return list(self._views.values())
 
     def alive(self) -> int:
         now = self._clock()
-        return sum(view.is_routable(view.hello.base_digest, now) for view in self._views.values() if view.hello)
+        return sum(view.is_routable(view.hello.base_digest, now) for view in self.views() if view.hello)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[asyncio.Event]:

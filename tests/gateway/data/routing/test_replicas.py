@@ -38,7 +38,7 @@ async def test_a_lost_state_stream_takes_a_replica_out_at_once_and_its_return_br
             assert await _served_by(gw, world.keys.acme) == str(home.replica)
             home.state_status = 503
             home.drop_state()
-            await until(lambda: gw.metric("replicas_alive") == 1, 0.5)
+            await until(lambda: gw.metric("replicas_alive") == 1, 0.9)  # well before the silence of a second would show
             assert await _served_by(gw, world.keys.acme) == str(other.replica)
             home.state_status = 200
             await until(lambda: gw.metric("replicas_alive") == 2)
@@ -54,7 +54,9 @@ async def test_a_silent_state_stream_is_out_within_a_second(world: World, place:
             home.silent = True
             silent_since = time.monotonic()
             await until(lambda: gw.metric("replicas_alive") == 1)
-            assert time.monotonic() - silent_since < 1.3
+            assert (
+                time.monotonic() - silent_since < 2.0
+            )  # a second and the load of the machine; the exact border: the view's own test below
             assert await _served_by(gw, world.keys.acme) == str(other.replica)
 
 
@@ -132,22 +134,16 @@ async def test_residency_decides_inside_the_set_and_a_new_boot_has_none(own_worl
             assert await _served_by(gw, key) == str(first.replica)  # none resident: the first home
             third.set_residency("acme/pirate@1", digest_of("pirate"), "device")  # outside the set: never mind
             second.set_residency("acme/pirate@1", digest_of("pirate", 2), "device")  # another digest: not it
-            await _settled(gw, second, third)
+            await until(lambda: gw.metric("residences") == 2)
             assert await _served_by(gw, key) == str(first.replica)
             second.set_residency("acme/pirate@1", digest_of("pirate"), "host")
-            await _settled(gw, second)
+            await until(lambda: gw.metric("residences") == 3)
             assert await _served_by(gw, key) == str(second.replica)
             second.boot, second.residency = "boot-2", {}
             second.drop_state()
             await until(lambda: gw.metric("replicas_alive") == 2)
             await until(lambda: gw.metric("replicas_alive") == 3)
             assert await _served_by(gw, key) == str(first.replica)
-
-
-async def _settled(gw: Gateway, *fakes: FakeEngine) -> None:
-    """Every change of residency has been written to the stream, and read."""
-    await until(lambda: all(fake.told for fake in fakes))
-    await asyncio.sleep(0.05)
 
 
 def test_a_view_counts_as_alive_for_one_second_after_the_last_message_only(place: Place) -> None:
