@@ -26,9 +26,10 @@ from examples.styles import DEMO_QUESTION, STYLES  # noqa: E402
 console = Console(highlight=False, soft_wrap=True)
 
 #: tenant -> its adapter, as examples/lora declares them.
-TENANTS = {"acme": "pirate", "globex": "json", "initech": "shout"}
+TENANTS = {"acme": "pirate", "globex": "json", "initech": "html"}
 NEWCOMER = ("globex", "butler")
 ASKED = [(tenant, adapter, DEMO_QUESTION) for tenant, adapter in TENANTS.items()]
+REPORTED_S = 0.3  # the core tells its counters every 100 ms
 LONG = {"max_tokens": 160, "ignore_eos": True}
 
 
@@ -42,6 +43,10 @@ def expect(holds: bool, what: str) -> None:
     console.print(f"   [green]✓[/] {escape(what)}")
 
 
+def refused(answers: list[Answer]) -> str:
+    return str([answer.body for answer in answers if answer.status != 200])
+
+
 def expect_styles(answers: list[Answer]) -> None:
     for (tenant, adapter, _), answer in zip(ASKED, answers, strict=True):
         expect(answer.status == 200 and STYLES[adapter].mark(answer.text), f"{tenant} got the style of {adapter}")
@@ -52,8 +57,9 @@ async def own_styles(system: System) -> None:
     await system.ask_all([(tenant, adapter, "Hello!") for tenant, adapter in TENANTS.items()], max_tokens=2)
     before = await system.steps_with(adapters=3)
     answers = await system.ask_all(ASKED)
-    await asyncio.sleep(0.3)  # the engine reports its counters every 100 ms
+    await asyncio.sleep(REPORTED_S)
     together = await system.steps_with(adapters=3) - before
+    expect(all(answer.status == 200 for answer in answers), f"three answers (refusals: {refused(answers)})")
     table = Table("tenant", "model", "answer", "which weights answered", box=None, pad_edge=False)
     for (tenant, adapter, _), answer in zip(ASKED, answers, strict=True):
         text = " ".join(answer.text.split())[:48]
@@ -115,7 +121,7 @@ async def roll_back(system: System) -> None:
     added = system.json("adapter", "register", "acme/pirate", "file:pirate-v2", "--no-activate")
     console.print(f"   registered version {added['version']}, digest {added['digest'][:12]}, {added['state']}")
     expect(await which() == first, "registering alone changes nothing")
-    system.json("adapter", "activate", "acme/pirate", str(added["version"]))
+    system.json("adapter", "activate", f"acme/pirate@{added['version']}")
     await _until_answers(system, f"acme/pirate@{added['version']}#")
     second = await which()
     expect(second.split("#")[0] == f"acme/pirate@{added['version']}" != first.split("#")[0], f"now {second} answers")
@@ -136,9 +142,10 @@ async def _until_answers(system: System, prefix: str) -> None:
 
 
 async def kill_replica(system: System) -> None:
-    system.edit_pool(lambda spec: spec.update(replicas=2))
+    system.edit("pools", replicas=2)
+    system.edit("lora", warmReplicas=2)
     seconds = await wait_until(lambda: len(system.replica_processes()) == 2, "two engines ready", 60)
-    console.print(f"   replicas: 2 written into the pool's YAML; ready after {seconds:.1f} s")
+    console.print(f"   replicas: 2 and warmReplicas: 2 written into the YAML; two engines after {seconds:.1f} s")
     names = list(TENANTS.values())
     await wait_until(lambda: all(system.ready_replicas(name) == 2 for name in names), "adapters warm on both")
     victim, pid = sorted(system.replica_processes().items())[0]
@@ -163,11 +170,13 @@ async def kill_replica(system: System) -> None:
 
 
 async def what_adapters_cost(system: System) -> None:
+    tenant, name = NEWCOMER
+    await system.ask_all([(tenant, name, DEMO_QUESTION), *ASKED], max_tokens=2)  # onto the device
+    await asyncio.sleep(REPORTED_S)
     total = await system.metric_sum("kv_tokens")
     before = await system.metric_sum("kv_tokens_displaced")
     console.print(f"   adapters take the room of {before:.0f} of {total:.0f} KV tokens")
     expect(before > 0, "the metric shows that adapters cost KV cache")
-    tenant, name = NEWCOMER
     (system.folder / "lora" / f"{name}.yaml").unlink()
     await wait_until(lambda: system.adapter_object(name) is None, f"{name} unloaded after its file was removed")
     deadline = time.monotonic() + 3

@@ -55,7 +55,7 @@ class System:
         shutil.rmtree(self._work, ignore_errors=True)
         for part in ("tenants", "pools", "lora"):
             shutil.copytree(EXAMPLES / part, self.folder / part)
-        self.edit_pool(lambda spec: spec.update(replicas=replicas))
+        self.edit("pools", replicas=replicas)
         roots = ["--model-root", str(self._models), "--adapter-root", str(EXAMPLES / "adapters")]
         self.command("up", "-f", str(self.folder), "--detach", *roots)
         for line in (self._state / "env").read_text().splitlines():
@@ -100,11 +100,12 @@ class System:
 
     # -- objects
 
-    def edit_pool(self, change: Callable[[dict[str, Any]], None]) -> None:
-        path = next((self.folder / "pools").glob("*.yaml"))
-        document = yaml.safe_load(path.read_text())
-        change(document["spec"])
-        _write(path, document)
+    def edit(self, part: str, **spec: Any) -> None:
+        """Change the spec of every document in one part (`pools`, `lora`) of the watched folder."""
+        for path in sorted((self.folder / part).glob("*.yaml")):
+            document = yaml.safe_load(path.read_text())
+            document["spec"].update(spec)
+            _write(path, document)
 
     def write_adapter(self, name: str, tenant: str, source: str, **spec: Any) -> Path:
         """Add a LoRAAdapter document to the watched folder, as an editor would."""
