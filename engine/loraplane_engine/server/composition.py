@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -76,8 +74,7 @@ class Engine:
         self._openai: Router | None = None
         self._health = Router(Health(lambda: self._why_not).routes(), redirect_slashes=False)
         self._fetcher = ArtifactFetcher(settings.managed) if settings.managed else None
-        self._own_cache = settings.cache_dir is None
-        self._cache = settings.cache_dir or Path(tempfile.mkdtemp(prefix="loraplane-engine-"))
+        self._cache = settings.cache_dir or self._process.folder / "cache"
 
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until `stop` is set (0) or the core is gone (1)."""
@@ -270,8 +267,6 @@ class Engine:
             await self._fetcher.close()
         await self._process.stop()
         self._core.close()
-        if self._own_cache:
-            shutil.rmtree(self._cache, ignore_errors=True)
 
 
 @contextlib.asynccontextmanager

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from loraplane_core.process import die_with_parent
+from loraplane_core.process import alive, die_with_parent
 from loraplane_engine.options import CoreOptions
 
 #: The core is given this long to end by itself after Shutdown.
 STOP_SECONDS = 5.0
+_PREFIX = "lpe-"
 #: By default libgomp's threads spin for each other without end. Where cores are shared (two replicas, a busy
 #: machine) a step then takes ten times as long; with a short spin they sleep instead. See docs/decisions/0007.
 OPENMP_DEFAULTS = {"GOMP_SPINCOUNT": "1000"}
@@ -25,14 +26,24 @@ def core_command(options: CoreOptions, endpoint: str) -> list[str]:
     return [sys.executable, "-m", "loraplane_engine.core", endpoint, msgspec.json.encode(options).decode()]
 
 
+def sweep(base: Path) -> None:
+    """Remove what engines left behind that were killed."""
+    for folder in base.glob(f"{_PREFIX}*-*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        with contextlib.suppress(FileNotFoundError):  # another engine sweeps too
+            if owner.isdecimal() and not alive(int(owner)) and folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 class CoreProcess:
-    """Owns the child and the private folder of its ipc socket."""
+    """Owns the child and a private folder for its ipc socket, which goes when the child is stopped."""
 
     def __init__(self) -> None:
         # A unix socket's path is limited to about 107 bytes, so not below a deep TMPDIR.
-        base = tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp"  # noqa: S108 - mkdtemp is 0700
-        self._folder = Path(tempfile.mkdtemp(prefix="lpe-", dir=base))
-        self.endpoint = f"ipc://{self._folder}/core"
+        base = Path(tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp")  # noqa: S108 - 0700 below
+        sweep(base)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))
+        self.endpoint = f"ipc://{self.folder}/core"
         self._child: asyncio.subprocess.Process | None = None
 
     async def start(self, command: list[str]) -> None:
@@ -60,4 +71,4 @@ class CoreProcess:
                 with contextlib.suppress(ProcessLookupError):
                     self._child.kill()
                 await self._child.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -11,7 +11,7 @@ from loraplane_core.errors import (
     MissingReference,
     ModelNotFound,
 )
-from loraplane_core.identity import BASE_REFERENCE, SHORT_DIGEST, AdapterId, AdapterRef, is_digest
+from loraplane_core.identity import BASE_REFERENCE, SHORT_DIGEST, AdapterId, AdapterRef, check_name, is_digest
 from loraplane_core.wire import check_protocol
 from loraplane_engine.server.asgi import header
 
@@ -51,7 +51,7 @@ class ManagedReferences:
                 f"this engine serves {self._base_digest[:SHORT_DIGEST]}"
             )
         if reference == BASE_REFERENCE:
-            return Target(None, "")
+            return Target(None, _tenant(header(scope, names.TENANT)))
         digest = header(scope, names.DIGEST)
         if digest is None or not is_digest(digest):
             raise MissingReference(f"the header {names.DIGEST} must hold 64 hexadecimal digits")
@@ -82,6 +82,11 @@ class StandaloneReferences:
 
 
 References = ManagedReferences | StandaloneReferences
+
+
+def _tenant(text: str | None) -> str:
+    """A gateway of the protocol before does not say who asks for the base; all such requests share one turn."""
+    return check_name(text, names.TENANT) if text else ""
 
 
 def _number(name: str, text: str | None) -> int:

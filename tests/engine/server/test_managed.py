@@ -139,6 +139,14 @@ async def test_a_request_without_its_reference_is_refused_and_never_the_base(poo
     assert pool_engine.core.of(m.Generate) == []
 
 
+async def test_a_request_for_the_base_takes_its_tenants_turn(pool_engine: World) -> None:
+    for tenant in ({"x-loraplane-tenant": "acme"}, {}):
+        headers = pool_engine.headers() | tenant
+        response = await pool_engine.data.post("/v1/completions", json={"model": "x", "prompt": "x"}, headers=headers)
+        assert response.status_code == 200
+    assert [generate.tenant for generate in pool_engine.core.of(m.Generate)] == ["acme", ""]
+
+
 async def test_another_base_is_refused(pool_engine: World) -> None:
     headers = pool_engine.headers() | {"x-loraplane-base-digest": "0" * 64}
     response = await pool_engine.data.post("/v1/completions", json={"model": BASE, "prompt": "x"}, headers=headers)
@@ -254,7 +262,7 @@ async def test_an_artifact_that_conversion_refuses_tells_the_rule(pool: World, s
     digest = make_artifact(folder, scale=float("nan"))
     source.folders[digest] = folder
     response = await ask(pool, Known("acme/nan@1", digest))
-    assert code(response) == (422, "non_finite")
+    assert code(response) == (422, "not_finite")
     assert pool.core.of(m.LoadAdapter) == []
 
 

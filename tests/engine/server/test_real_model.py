@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +18,8 @@ import numpy as np
 import openai
 import pytest
 from safetensors.numpy import save_file
+
+from loraplane_engine.server.core_process import sweep
 
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / ".loraplane" / "models" / "smollm2-135m-instruct"
@@ -243,6 +246,10 @@ def test_a_killed_server_takes_its_core_with_it(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     wait_for(lambda: not runs(core))
+    left = list(Path(tempfile.gettempdir()).glob(f"lpe-{process.pid}-*"))
+    assert len(left) == 1
+    sweep(Path(tempfile.gettempdir()))  # what the next engine does first
+    assert not left[0].exists()
 
 
 def child_of(pid: int) -> int:
