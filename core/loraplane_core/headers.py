@@ -8,6 +8,7 @@ DIGEST = "x-loraplane-digest"  # 64 hex; absent for the base
 BYTES = "x-loraplane-bytes"  # artifact bytes
 RANK = "x-loraplane-rank"
 BASE_DIGEST = "x-loraplane-base-digest"  # the base the gateway resolved; an engine of another base refuses
+TENANT = "x-loraplane-tenant"  # who asks; fairness between tenants needs it for the base, which has no owner
 PROTOCOL = "x-loraplane-protocol"
 
 # Engine -> gateway -> client.

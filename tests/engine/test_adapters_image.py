@@ -97,7 +97,7 @@ def test_nan_is_refused(tmp_path: Path) -> None:
     save_file(tensors, folder / "adapter_model.safetensors")
     with pytest.raises(ArtifactRejected) as refused:
         convert(folder, tmp_path / "image", Layout.parse(f"v1/float32/{PAGE}"))
-    assert refused.value.code == "non_finite"
+    assert refused.value.code == "not_finite"
     assert not (tmp_path / "image").exists()
 
 

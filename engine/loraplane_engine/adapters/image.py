@@ -195,7 +195,7 @@ def _pack(packer: _Packer, sites: Sequence[SiteWeights], weights: mmap.mmap, dty
 def _cast(matrix: np.ndarray, dtype: str, name: str) -> np.ndarray:
     """To the image's dtype; bfloat16 as its bits, rounded to nearest even."""
     if not np.isfinite(matrix).all():
-        raise ArtifactRejected(f"the tensor {name!r} holds NaN or infinity", code="non_finite")
+        raise ArtifactRejected(f"the tensor {name!r} holds NaN or infinity", code="not_finite")
     if dtype == "float32":
         return matrix
     if dtype == "bfloat16":
@@ -204,7 +204,7 @@ def _cast(matrix: np.ndarray, dtype: str, name: str) -> np.ndarray:
             np.uint16
         )
     if np.abs(matrix).max(initial=0.0) > np.finfo(np.float16).max:
-        raise ArtifactRejected(f"the tensor {name!r} does not fit float16", code="non_finite")
+        raise ArtifactRejected(f"the tensor {name!r} does not fit float16", code="not_finite")
     return matrix.astype(np.float16)
 
 

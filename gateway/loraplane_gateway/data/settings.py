@@ -14,7 +14,7 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 class DataSettings(BaseSettings):
     """Read once at start, frozen; a bad value stops the start."""
 
-    model_config = SettingsConfigDict(env_prefix="LORAPLANE_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="LORAPLANE_", frozen=True, extra="ignore", hide_input_in_errors=True)
 
     database_url: SecretStr = Field(description="postgresql:// URL of the role `data`")
     redis_url: SecretStr | None = Field(None, description="redis:// URL; without it loads are this process's own")

@@ -114,6 +114,7 @@ class Engines:
             names.REQUEST_ID: call.request_id,
             names.PROTOCOL: str(PROTOCOL),
             names.BASE_DIGEST: target.base_digest,
+            names.TENANT: target.tenant,
             names.ADAPTER: BASE_REFERENCE,
         }
         if target.version is not None:

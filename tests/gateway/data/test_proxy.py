@@ -49,6 +49,7 @@ async def test_an_adapter_is_served_with_the_trusted_reference_and_nothing_of_th
                 "x-loraplane-bytes": "4096",
                 "x-loraplane-rank": "8",
                 "x-loraplane-base-digest": BASE_DIGEST,
+                "x-loraplane-tenant": "acme",
                 "x-loraplane-protocol": "1",
             }
             assert world.keys.acme not in str(sent)
@@ -71,6 +72,7 @@ async def test_the_base_is_asked_for_as_base(world: World, place: Place, name: s
             assert (await gw.ask(world.keys.acme, name)).json()["model"] == name
             sent = engine.requests[0].headers
             assert sent["x-loraplane-adapter"] == "base"
+            assert sent["x-loraplane-tenant"] == "acme"
             assert sent["x-loraplane-base-digest"] == BASE_DIGEST
             assert not {"x-loraplane-digest", "x-loraplane-rank"} & sent.keys()
 
