@@ -53,7 +53,7 @@ async def test_each_style_is_where_it_belongs_and_nowhere_else(url: str) -> None
     marks: Counter[tuple[str, str]] = Counter()
     for (style, model, _), answer in zip(asked, answers, strict=True):
         marks[style.name, model] += style.mark(answer)
-    for style in STYLES:
-        assert marks[style, style] >= REQUIRED_OWN, (style, marks)
-        assert marks[style, BASE] <= ALLOWED_BASE, (style, marks)
-        assert all(marks[style, other] <= ALLOWED_OTHER for other in STYLES if other != style), (style, marks)
+    for name in STYLES:
+        assert marks[name, name] >= REQUIRED_OWN, (name, marks)
+        assert marks[name, BASE] <= ALLOWED_BASE, (name, marks)
+        assert all(marks[name, other] <= ALLOWED_OTHER for other in STYLES if other != name), (name, marks)

@@ -25,10 +25,6 @@ ROOT = Path(__file__).parents[3]
 MODEL = ROOT / ".loraplane" / "models" / "smollm2-135m-instruct"
 BASE = MODEL.name
 
-pytestmark = pytest.mark.skipif(
-    not (MODEL / "model.safetensors").exists(), reason="the base model is not installed (make model)"
-)
-
 
 def make_adapter(folder: Path, seed: int, rank: int) -> Path:
     """Random, and large enough to change what the model says."""
@@ -67,6 +63,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    assert (MODEL / "model.safetensors").exists(), "the base model is not there: run `make model`"
     folder = tmp_path_factory.mktemp("standalone")
     adapters = [f"a{rank}={make_adapter(folder / f'a{rank}', rank, rank)}" for rank in (4, 16)]
     process = start(folder, *(part for adapter in adapters for part in ("--adapter", adapter)))
