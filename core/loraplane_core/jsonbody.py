@@ -13,10 +13,16 @@ from loraplane_core.errors import InvalidJson
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 MAX_DEPTH_MESSAGE = "the body is nested too deeply"
+#: A parse holds up everything else in its process, and its time goes with the number of values, not of bytes:
+#: 4 MiB of `[],[],…` took seconds. Marks inside strings count too, so the limits lie far above any real prompt.
+MAX_CONTAINERS = 1 << 17
+MAX_VALUES = 1 << 19
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object in `body` (UTF-8). Raises InvalidJson, saying what is wrong and where."""
+    if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS or body.count(b",") > MAX_VALUES:
+        raise InvalidJson("the body holds too many values")
     try:
         value = json.loads(
             body.decode("utf-8"),

@@ -42,6 +42,9 @@ def test_what_json_writes_is_read(value: dict[str, Any], ascii_only: bool) -> No
         (b'{"a": "\\ud800"}', "surrogate"),
         (b'{"\\udc00": 1}', "surrogate"),
         (b'{"\\ud800": 1, "\\ud800": 2}', "twice"),
+        (b'{"a": [' + b"[]," * 200_000 + b"[]]}", "too many"),
+        (b'{"a": [' + b"{}," * 200_000 + b"{}]}", "too many"),
+        (b'{"a": [' + b"1.5," * 600_000 + b"1.5]}", "too many"),
     ],
 )
 def test_anything_else_is_refused_with_a_reason_that_can_be_sent(body: bytes, words: str) -> None:

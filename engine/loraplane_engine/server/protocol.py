@@ -146,6 +146,9 @@ class RequestReader:
         if len(text) <= INLINE_CHARACTERS:
             ids = self._tokenizer.encode(text, special=special)
         else:
+            fewest = self._tokenizer.fewest_tokens(text)
+            if fewest >= self._max_model_len:
+                raise self._too_long(f"at least {fewest}", param)
             ids = await asyncio.to_thread(self._tokenizer.encode, text, special=special)
         if not ids:
             raise InvalidParameter(f"`{param}` holds no tokens", param=param)
@@ -155,11 +158,7 @@ class RequestReader:
         """Tokens to generate. Raises ContextLengthExceeded with the arithmetic."""
         room = self._max_model_len - len(prompt)
         if room < 1:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(prompt)} tokens; this model's context is {self._max_model_len} tokens, "
-                "of which at least 1 is for the answer",
-                param="messages" if default == self._max_model_len else "prompt",
-            )
+            raise self._too_long(str(len(prompt)), "messages" if default == self._max_model_len else "prompt")
         if wanted is not None and wanted > room:
             raise ContextLengthExceeded(
                 f"{len(prompt)} prompt tokens and {wanted} requested tokens are {len(prompt) + wanted}; "
@@ -167,6 +166,13 @@ class RequestReader:
                 param="max_tokens",
             )
         return min(default, room) if wanted is None else wanted
+
+    def _too_long(self, tokens: str, param: str) -> ContextLengthExceeded:
+        return ContextLengthExceeded(
+            f"the prompt has {tokens} tokens; this model's context is {self._max_model_len} tokens, "
+            "of which at least 1 is for the answer",
+            param=param,
+        )
 
 
 def _messages(value: Any) -> list[Message]:

@@ -24,11 +24,18 @@ class Tokenizer:
         self.vocab_size = self._inner.get_vocab_size(with_added_tokens=True)
         decoder = json.loads(self._inner.to_str()).get("decoder")
         self._byte_level = "ByteLevel" in json.dumps(decoder)
+        longest = max(len(piece.encode()) for piece in self._inner.get_vocab(with_added_tokens=True))
+        self._longest = longest if self._inner.normalizer is None else None  # a normalizer may drop text
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """`special` adds what the tokenizer's post-processor adds (a beginning-of-sequence token)."""
-        ids: list[int] = self._inner.encode(text, add_special_tokens=special).ids
+        # As a batch of one, which releases the GIL; encode() keeps it and would stop every stream meanwhile.
+        ids: list[int] = self._inner.encode_batch([text], add_special_tokens=special)[0].ids
         return ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """No encoding of `text` is shorter than this; known at once, where encoding megabytes takes seconds."""
+        return 0 if self._longest is None else -(-len(text.encode()) // self._longest)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         text: str = self._inner.decode(list(ids), skip_special_tokens=skip_special)

@@ -1,5 +1,6 @@
 """Detokenisation and stop strings, token by token."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,25 @@ def test_a_stop_string_is_found_across_pieces_and_never_shown(stops: list[str], 
     else:
         found += matcher.flush()
     assert found == shown
+
+
+def test_other_threads_go_on_while_a_long_text_is_tokenised(tokenizer: Tokenizer) -> None:
+    text, done = "ab " * 200_000, threading.Event()
+
+    def encode() -> None:
+        tokenizer.encode(text, special=False)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    turns = 0
+    while not done.wait(0.001):
+        turns += 1
+    thread.join()
+    assert turns > 20
+
+
+def test_the_fewest_tokens_are_never_more_than_there_are(tokenizer: Tokenizer) -> None:
+    for text in ("", "a", "<|start|>" * 50, "世界" * 100, "plain text"):
+        assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, special=False))
+    assert tokenizer.fewest_tokens("a" * 90_000) >= 10_000  # the longest token is <|start|>, nine bytes
