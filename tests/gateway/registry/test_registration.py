@@ -84,6 +84,25 @@ async def test_a_path_outside_the_root_is_refused_g82_e37(ready: Api, root: Path
     assert (await ready.ok("GET", "/admin/tenants/acme/adapters"))["adapters"] == []
 
 
+async def test_a_name_that_no_file_system_takes_is_not_found(ready: Api) -> None:
+    body = {"source": {"uri": f"file:{'a' * 300}"}}
+    await ready.refused(422, "source_not_found", "POST", "/admin/tenants/acme/adapters/pirate/versions", body)
+
+
+def test_a_file_over_the_limit_is_refused_before_it_is_copied(tmp_path: Path) -> None:
+    from loraplane_core.artifact.preflight import Limits
+    from loraplane_core.errors import ArtifactRejected
+    from loraplane_gateway.registry.ingestion import sources
+
+    folder, staging = write_adapter(tmp_path / "root/a"), tmp_path / "staging"
+    staging.mkdir()
+    os.truncate(folder / "adapter_model.safetensors", 1 << 40)
+    with pytest.raises(ArtifactRejected) as refused:
+        sources.copy_artifact(tmp_path / "root", Path("a"), staging, Limits(max_bytes=1 << 30, max_rank=8))
+    assert refused.value.code == "too_large"
+    assert sum(file.stat().st_size for file in staging.iterdir()) < 1 << 20
+
+
 async def test_a_link_inside_the_root_may_be_followed_but_the_two_files_must_be_plain(ready: Api, root: Path) -> None:
     write_adapter(root / "real")
     (root / "alias").symlink_to("real")
@@ -126,6 +145,11 @@ def _fifo(folder: Path) -> None:
     os.mkfifo(folder / "adapter_config.json")
 
 
+def _folder(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").unlink()
+    (folder / "adapter_model.safetensors").mkdir()
+
+
 @pytest.mark.parametrize(
     ("more", "spoil", "reason"),
     [
@@ -138,6 +162,8 @@ def _fifo(folder: Path) -> None:
         ({}, _spoil_nan, "not_finite"),
         ({}, _only_a_pickle, "unsafe_format"),
         ({}, _fifo, "unsafe_path"),
+        ({}, _folder, "unsafe_path"),
+        ({}, lambda folder: os.truncate(folder / "adapter_config.json", 1 << 40), "too_large"),
         ({}, lambda folder: (folder / "adapter_config.json").unlink(), "missing_file"),
         ({}, lambda folder: (folder / "adapter_config.json").write_text("{"), "malformed_config"),
         ({}, lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 100), "malformed_weights"),

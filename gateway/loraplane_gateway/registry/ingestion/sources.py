@@ -48,7 +48,13 @@ def resolve(root: Path, path: Path) -> Path:
         raise _not_allowed() from error
     if real == real_root or real_root not in real.parents:
         raise _not_allowed()
-    if not real.is_dir():
+    try:
+        found = real.is_dir()
+    except OSError as error:  # a name longer than the file system takes, a folder that may not be searched
+        told = f"the source cannot be read: {os.strerror(error.errno or 0)}"
+        code = "source_not_found" if error.errno == errno.ENAMETOOLONG else "source_unavailable"
+        raise ArtifactRejected(told, param="source", code=code) from error
+    if not found:
         raise ArtifactRejected(f"there is no folder {path.name!r} below the adapter root", code="source_not_found")
     return real
 
@@ -97,18 +103,30 @@ def _copy(folder: int, name: str, target: Path, limit: int) -> None:
         if error.errno == errno.ELOOP:
             raise ArtifactRejected(f"{name} is a link or not a plain file", code="unsafe_path") from error
         raise
-    with os.fdopen(descriptor, "rb") as source, target.open("xb") as copy:
-        status = os.fstat(source.fileno())
+    with _closing(descriptor), target.open("xb") as copy:
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ArtifactRejected(f"{name} is a link or not a plain file", code="unsafe_path")
+        too_large = ArtifactRejected(f"{name} has more than {limit} bytes, which is the limit", code="too_large")
+        if status.st_size > limit:  # before gigabytes are copied; counted below, too, because it may grow
+            raise too_large
         left = limit
-        while chunk := source.read(_CHUNK):
+        while chunk := os.read(descriptor, _CHUNK):
             left -= len(chunk)
             if left < 0:
-                raise ArtifactRejected(f"{name} has more than {limit} bytes, which is the limit", code="too_large")
+                raise too_large
             copy.write(chunk)
         copy.flush()
         os.fsync(copy.fileno())
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Iterator[None]:
+    """Not a file object, because open() refuses a folder with an error of its own and leaves it open."""
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _not_allowed() -> ArtifactRejected:
