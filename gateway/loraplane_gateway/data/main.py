@@ -14,30 +14,16 @@ from pathlib import Path
 import uvicorn
 from prometheus_client import start_http_server
 from pydantic import ValidationError
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from loraplane_core.errors import InvalidRequest, error_object
 from loraplane_gateway.data.app import App, running
 from loraplane_gateway.data.settings import DataSettings
+from loraplane_gateway.listener import JsonH11Protocol
 
 log = logging.getLogger("loraplane.data")
 HEADERS_MAX = 64 << 10
 KEEP_ALIVE_SECONDS = 75
 BACKLOG = 2048
 CUT_OFF_SECONDS = 3.0
-
-
-class JsonH11Protocol(H11Protocol):
-    """h11 with refusals of malformed requests in our error form."""
-
-    def send_400_response(self, msg: str) -> None:
-        body = json.dumps(error_object(InvalidRequest("The HTTP request is malformed."))).encode()
-        head = (
-            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
-        self.transport.close()
 
 
 class Server(uvicorn.Server):

@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from loraplane_gateway.db.engine import create_engine
 from loraplane_gateway.db.sessions import PLATFORM, session_maker, transaction
+from loraplane_gateway.listener import JsonH11Protocol
 from loraplane_gateway.registry.app import create_admin_app, create_artifact_app
 from loraplane_gateway.registry.artifacts.store import ArtifactStore
 from loraplane_gateway.registry.auth import Authenticator
@@ -173,6 +174,7 @@ class _Server(uvicorn.Server):
 def _server(state: RegistryState, app: FastAPI, sock: socket.socket) -> tuple[_Server, socket.socket]:
     config = uvicorn.Config(
         app,
+        http=JsonH11Protocol,
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from loraplane_gateway import listener
 from tests.fakes.engine import engines
 from tests.gateway.data.harness import BASE, OTHER_BASE, Gateway, Place, World, gateway
 
@@ -175,6 +176,35 @@ async def test_a_body_that_does_not_arrive_is_504(world: World, place: Place) ->
         head = HEAD.format(key=world.keys.acme, framing="Content-Length: 9")
         status, body = await _raw(gw, head.encode())
         assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /v1/compl", b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\nGET /health"])
+async def test_a_head_that_does_not_end_does_not_hold_its_connection(
+    world: World, place: Place, monkeypatch: pytest.MonkeyPatch, start: bytes
+) -> None:
+    """A new connection, half a head, and half of a second one; dripping bytes win no time."""
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.3)
+    async with gateway(place.settings(world.url)) as gw:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gw.port)
+        writer.write(start)
+        if start.endswith(b"GET /health"):
+            assert (await reader.readuntil(b'{"status":"ok"}')).startswith(b"HTTP/1.1 200")
+            writer.write(b"/li")
+        async with asyncio.timeout(5):
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 408")
+            assert json.loads(await reader.read())["error"]["code"] == "deadline_exceeded"
+        writer.close()
+
+
+async def test_a_deadline_for_heads_ends_no_request_whose_head_has_come(
+    world: World, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.2)
+    async with gateway(place.settings(world.url, body_timeout=0.8)) as gw:
+        head = HEAD.format(key=world.keys.acme, framing="Content-Length: 9")
+        status, _ = await _raw(gw, head.encode())
+        assert status == 504  # by the body's own deadline
 
 
 FRAMINGS = [
