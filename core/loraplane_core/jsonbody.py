@@ -15,8 +15,8 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 MAX_DEPTH_MESSAGE = "the body is nested too deeply"
 #: A parse holds up everything else in its process, and its time goes with the number of values, not of bytes:
 #: 4 MiB of `[],[],…` took seconds. Marks inside strings count too, so the limits lie far above any real prompt.
-MAX_CONTAINERS = 1 << 17
-MAX_VALUES = 1 << 19
+MAX_CONTAINERS = 1 << 16
+MAX_VALUES = 1 << 18
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

@@ -72,7 +72,10 @@ class RequestReader:
     async def chat(self, body: dict[str, Any]) -> GenerateRequest:
         fields = Fields(body)
         common = read_common(fields, ("max_completion_tokens", "max_tokens"))
-        prompt_text = self._template.render(_messages(fields.raw("messages")))
+        messages = fields.raw("messages")
+        if isinstance(messages, list) and len(messages) > self._max_model_len:  # before they are rendered
+            raise self._too_long(f"at least {len(messages)}", "messages")
+        prompt_text = self._template.render(_messages(messages))
         prompt = await self._encode(prompt_text, special=False, param="messages")
         limit = self._limit(prompt, common.max_tokens, self._max_model_len)
         wanted = fields.boolean("logprobs")
