@@ -254,17 +254,14 @@ def from_wire(status: int, body: object) -> LoraplaneError:
         return kind(f"the other side answered {status} without a readable error")
     code, message = inner["code"], str(inner.get("message", ""))
     param = inner.get("param") if isinstance(inner.get("param"), str) else None
-    for kind in _tree(LoraplaneError):
+    for kind in tree():
         if kind.code == code and kind is not ModelNotFound:
             return kind(message, param=param)
-    base: type[LoraplaneError] = next(
-        (k for k in _tree(LoraplaneError) if k.status == status and k is not ModelNotFound), Internal
-    )
+    base: type[LoraplaneError] = next((k for k in tree() if k.status == status and k is not ModelNotFound), Internal)
     return base(message, param=param, code=code)
 
 
-def _tree(root: type[LoraplaneError]) -> list[type[LoraplaneError]]:
-    found = [root]
-    for child in root.__subclasses__():
-        found += _tree(child)
-    return found
+def tree(root: type[LoraplaneError] = LoraplaneError) -> list[type[LoraplaneError]]:
+    """The errors of this module from `root` down. A component's own subclasses are its business, not the wire's."""
+    children = [child for child in root.__subclasses__() if child.__module__ == __name__]
+    return [root, *(kind for child in children for kind in tree(child))]

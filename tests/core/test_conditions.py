@@ -68,12 +68,8 @@ _REQUEST_ONLY = {
 }  # fmt: skip
 
 
-def _tree(root: type[errors.LoraplaneError]) -> list[type[errors.LoraplaneError]]:
-    return [root, *(kind for child in root.__subclasses__() for kind in _tree(child))]
-
-
 def test_every_code_that_can_describe_an_object_is_a_documented_reason() -> None:
-    codes = {kind.code for kind in _tree(errors.LoraplaneError)} - _REQUEST_ONLY
+    codes = {kind.code for kind in errors.tree()} - _REQUEST_ONLY
     assert {errors.reason_of(code) for code in codes} <= set(Reason)
 
 

@@ -5,18 +5,14 @@ import json
 import pytest
 
 from loraplane_core import errors
-from loraplane_core.errors import LoraplaneError, from_wire, reason_of, render
-
-
-def _tree(root: type[LoraplaneError] = LoraplaneError) -> list[type[LoraplaneError]]:
-    return [root, *(kind for child in root.__subclasses__() for kind in _tree(child))]
+from loraplane_core.errors import LoraplaneError, from_wire, reason_of, render, tree
 
 
 def _instance(kind: type[LoraplaneError]) -> LoraplaneError:
     return kind("why")
 
 
-@pytest.mark.parametrize("kind", _tree(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.__name__)
 def test_every_error_renders_as_an_openai_object_and_reads_back(kind: type[LoraplaneError]) -> None:
     status, body, headers = render(_instance(kind))
     assert set(body) == {"error"}
@@ -28,7 +24,7 @@ def test_every_error_renders_as_an_openai_object_and_reads_back(kind: type[Lorap
 
 
 def test_codes_are_not_shared() -> None:
-    codes = [kind.code for kind in _tree() if kind is not errors.Internal]
+    codes = [kind.code for kind in tree() if kind is not errors.Internal]
     assert len(set(codes)) == len(codes)
 
 

@@ -353,6 +353,8 @@ class AdapterStore:
             return entry.core.residency
         if entry.loading:
             return "loading"
+        if str(entry.id.ref) in self._tombstones:  # the image may stay for another adapter of the same bytes
+            return "absent"
         return "disk" if self._images is not None and self._images.has(entry.id.digest) else "absent"
 
     def _show(self, entry: _Entry, *, force: bool = False) -> None:

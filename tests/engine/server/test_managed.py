@@ -347,6 +347,15 @@ async def test_a_bad_put_is_400(pool_engine: World, path: str, changes: dict[str
     assert pool_engine.core.of(m.LoadAdapter) == []
 
 
+async def test_deleting_one_of_two_adapters_with_the_same_bytes_leaves_the_other(pool: World, known: Known) -> None:
+    twin = Known(known.ref.replace("acme/", "globex/"), known.digest)
+    for each in (known, twin):
+        assert (await put(pool, each)).status_code == 200
+    assert (await delete(pool, twin, drain_s=1)).json()["residency"] == "absent"  # not `disk`, for the shared image
+    assert twin.ref not in await listed(pool)
+    assert (await listed(pool))[known.ref]["residency"] in ("host", "device")
+
+
 async def test_a_deleted_adapter_leaves_a_tombstone_that_put_clears(pool: World, source: Source, known: Known) -> None:
     await put(pool, known)
     residence = (await delete(pool, known, drain_s=1)).json()
