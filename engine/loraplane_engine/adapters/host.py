@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from loraplane_engine.adapters.image import Manifest, read_data, read_manifest
+from loraplane_engine.adapters.image import Manifest, read_data
 
 
 class HostImage(NamedTuple):
@@ -68,6 +68,3 @@ class Wakeup:
 
     def close(self) -> None:
         os.close(self.fd)
-
-
-__all__ = ["HostImage", "HostLoader", "Wakeup", "read_manifest"]

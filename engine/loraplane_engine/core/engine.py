@@ -21,7 +21,8 @@ from loraplane_core.errors import (
 )
 from loraplane_engine import messages as m
 from loraplane_engine.adapters.host import Wakeup
-from loraplane_engine.adapters.residency import Adapter, Residency
+from loraplane_engine.adapters.residency import Residency
+from loraplane_engine.adapters.words import Adapter
 from loraplane_engine.core import sampling, setup
 from loraplane_engine.core.sampling import SampleRow
 from loraplane_engine.core.scheduler import Scheduler

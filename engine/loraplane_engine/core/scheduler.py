@@ -14,7 +14,8 @@ Rules:
 from collections.abc import Callable
 from enum import Enum
 
-from loraplane_engine.adapters.residency import Image, Residency
+from loraplane_engine.adapters.residency import Residency
+from loraplane_engine.adapters.words import Image
 from loraplane_engine.core.fairness import FairQueues
 from loraplane_engine.core.words import Batch, Chunk, QueueKey, Sequence
 from loraplane_engine.memory.arena import Arena, blocks_for

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from loraplane_engine.adapters.image import VERSION, Layout
-from loraplane_engine.adapters.residency import Limits
+from loraplane_engine.adapters.sites import SITES_PER_LAYER
 from loraplane_engine.adapters.table import DeviceTable
+from loraplane_engine.adapters.words import Limits
 from loraplane_engine.core.runner import Runner
 from loraplane_engine.kernels import registry as kernels
 from loraplane_engine.kernels.contract import GroupedLora, SiteGroup
@@ -54,7 +55,7 @@ def load(options: CoreOptions, arena_type: type[Arena] = Arena) -> Base:
     page_bytes = page_bytes_of(**shape, dtype=dtype)
     pages, budget = _sizes(options, page_bytes, max_model_len)
     arena = arena_type(pages, **shape, dtype=dtype, device=device)
-    table = DeviceTable(config.num_hidden_layers * 7, device)
+    table = DeviceTable(config.num_hidden_layers * SITES_PER_LAYER, device)
     lora = kernels.create("torch", arena.elements, table)
     model = models.create(config, Weights(folder, dtype, device), arena, lora, max_model_len)
     return Base(

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loraplane_engine.adapters.residency import Adapter, Image
+from loraplane_engine.adapters.words import Adapter, Image
 from loraplane_engine.core.sampling import SamplingState
 from loraplane_engine.messages import AdapterKey, Generate, SamplingParams, TokenLogprob
 

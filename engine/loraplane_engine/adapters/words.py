@@ -1,0 +1,46 @@
+"""What residency keeps: bytes per digest (`Image`), marks and users per id (`Adapter`)."""
+
+from dataclasses import dataclass, field
+
+from loraplane_engine.adapters.host import HostImage
+from loraplane_engine.adapters.image import Manifest
+from loraplane_engine.messages import AdapterKey
+
+
+@dataclass(slots=True, eq=False)
+class Image:
+    digest: str
+    manifest: Manifest
+    adapters: set[AdapterKey] = field(default_factory=set)
+    host: HostImage | None = None  # None while it is being read
+    row: int | None = None  # of the device table; None = not on the device
+    device_pages: list[int] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)  # request ids in the running set
+    running_since: float = 0.0  # when that set was last filled from empty
+    last_used: float = 0.0
+
+    @property
+    def pages(self) -> int:
+        return self.manifest.pages
+
+    @property
+    def bytes(self) -> int:
+        return self.manifest.data_bytes
+
+
+@dataclass(slots=True, eq=False)
+class Adapter:
+    key: AdapterKey
+    image: Image
+    pinned: bool = False
+    warm_wanted: bool = False
+    requests: set[str] = field(default_factory=set)  # queued or running
+    drain_until: float | None = None  # set = unloading
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    budget_pages: int
+    host_bytes: int
+    slots: int | None
+    max_rank: int
