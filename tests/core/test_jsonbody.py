@@ -37,7 +37,7 @@ def test_what_json_writes_is_read(value: dict[str, Any], ascii_only: bool) -> No
         (b'{"a": -Infinity}', "Infinity"),
         (b'{"a": 1e999}', "too large"),
         (b'{"a": ' + b"9" * 5000 + b"}", "too large"),
-        (b'{"a": ' * 100_000, "deeply"),
+        (b'{"a": ' * 20_000, "deeply"),
         (b'{"\xff": 1}', "UTF-8"),
         (b'{"a": "\\ud800"}', "surrogate"),
         (b'{"\\udc00": 1}', "surrogate"),
