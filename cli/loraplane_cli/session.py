@@ -11,7 +11,9 @@ import typer
 from loraplane_cli import envfile
 from loraplane_cli.admin import AdminClient
 from loraplane_cli.errors import NotConfigured
+from loraplane_cli.output import errors
 from loraplane_cli.supervisor.layout import STATE_FOLDER, StateFolder
+from loraplane_cli.supervisor.record import running
 
 StateDir = Annotated[
     Path,
@@ -25,6 +27,12 @@ def settings(state: Path, environment: Mapping[str, str] = os.environ) -> dict[s
     """The LORAPLANE_ values that hold here."""
     own = {name: value for name, value in environment.items() if name.startswith("LORAPLANE_")}
     return envfile.read_env(StateFolder.of(state).env) | own
+
+
+def tell_if_stopped(state: StateFolder) -> None:
+    """On standard error, so that nobody takes what an ended run reported for what is now."""
+    if running(state) is None:
+        errors.print(f"note: no `loraplane up` runs on {state.root}; this is what it last reported", markup=False)
 
 
 @contextlib.contextmanager

@@ -151,6 +151,18 @@ def test_get_filters_by_namespace_and_says_when_there_is_none(here: Here) -> Non
     assert here.command.run("get", "pools", "../secrets") == 1
 
 
+def test_what_an_ended_run_reported_is_called_that(here: Here) -> None:
+    here.store(LORA, conditions=[])
+    for words in (("get",), ("top",)):
+        assert here.command.run(*words) == 0
+        assert here.command.errors == ""
+    here.state.run.unlink()
+    for words in (("get",), ("top",)):
+        assert here.command.run(*words) == 0  # `top` ends by itself: this is no terminal
+        assert "no `loraplane up` runs" in here.command.errors
+        assert "pirate" in here.command.output
+
+
 def test_events_are_those_of_the_object_asked_for(here: Here) -> None:
     for name in ("pirate", "json"):
         event = {"time": "2026-11-30T00:00:00Z", "type": "Normal", "reason": "Ready", "message": f"{name} serves"}

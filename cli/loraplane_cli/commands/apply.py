@@ -18,7 +18,7 @@ from loraplane_cli.progress import Progress, Snapshot, follow
 from loraplane_cli.session import DEFAULT_STATE, Json, StateDir
 from loraplane_cli.supervisor.files import write_atomic
 from loraplane_cli.supervisor.layout import StateFolder
-from loraplane_cli.supervisor.record import read_run
+from loraplane_cli.supervisor.record import running
 from loraplane_core.errors import NotFound
 from loraplane_core.labels import TENANT_KIND
 
@@ -80,8 +80,8 @@ def delete(
 
 def watched_folder(state: StateFolder) -> Path:
     """The folder that the running supervisor watches. Raises NotRunning."""
-    run = read_run(state)
-    if run is None or run.supervisor.find() is None:
+    run = running(state)
+    if run is None:
         raise NotRunning(f"no `loraplane up` runs on {state.root}; start one, or name another --state-dir")
     return Path(run.folder)
 
@@ -139,8 +139,7 @@ def _write(path: Path, documents: list[Any]) -> None:
 
 def _wait(state: StateFolder, folder: Path, keys: set[Key], timeout: float, quiet: bool) -> Snapshot:
     def ended() -> bool:
-        run = read_run(state)
-        return run is None or run.supervisor.find() is None
+        return running(state) is None
 
     progress = Progress(state, folder, keys)
     return asyncio.run(follow(progress, errors, seconds=timeout, ended=ended, quiet=quiet, only_objects=True))

@@ -11,7 +11,7 @@ import typer
 from loraplane_cli.errors import LocalError
 from loraplane_cli.objects import KINDS, Object, adapter_row, condition, pool_row, read_objects, reference
 from loraplane_cli.output import age, console, print_json, print_table, print_yaml
-from loraplane_cli.session import DEFAULT_STATE, Json, StateDir, admin
+from loraplane_cli.session import DEFAULT_STATE, Json, StateDir, admin, tell_if_stopped
 from loraplane_cli.supervisor.layout import StateFolder
 from loraplane_cli.supervisor.spec import tail
 from loraplane_core.errors import NotFound
@@ -62,7 +62,9 @@ def get(
     kind = KINDS.get(what.lower())
     if kind is None:
         raise LocalError(f"there is no kind {what!r}; ask for pools, adapters or tenants")
-    found = list(read_objects(StateFolder.of(state_dir).objects, kind, namespace, name))
+    state = StateFolder.of(state_dir)
+    found = list(read_objects(state.objects, kind, namespace, name))
+    tell_if_stopped(state)
     if name is not None and not found:
         raise NotFound(f"there is no {kind} {name}" + (f" in {namespace}" if namespace else ""))
     if form in (Form.JSON, Form.YAML):

@@ -26,7 +26,8 @@ Name = Annotated[str, typer.Argument(metavar="TENANT")]
 def create_tenant(
     name: Name,
     namespace: Annotated[
-        list[str] | None, typer.Option("-n", "--namespace", help="Whose objects may claim for it; may be repeated.")
+        list[str] | None,
+        typer.Option("-n", "--namespace", help="Namespace whose objects may serve this tenant; may be repeated."),
     ] = None,
     state_dir: StateDir = DEFAULT_STATE,
     json: Json = False,

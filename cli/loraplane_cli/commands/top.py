@@ -16,7 +16,7 @@ from rich.table import Table
 
 from loraplane_cli.objects import Object, read_objects
 from loraplane_cli.output import console, lines, print_json, size, table
-from loraplane_cli.session import DEFAULT_STATE, Json, StateDir
+from loraplane_cli.session import DEFAULT_STATE, Json, StateDir, tell_if_stopped
 from loraplane_cli.supervisor.layout import StateFolder
 from loraplane_core.errors import InvalidName
 from loraplane_core.labels import ADAPTER_KIND
@@ -51,14 +51,15 @@ class Reading:
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Show it once.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show it once, as into a pipe or file.")] = False,
     state_dir: StateDir = DEFAULT_STATE,
     json: Json = False,
 ) -> None:
-    """Show live: replicas, load, residency, and the KV tokens that adapters displace."""
+    """Show live, until Ctrl-C: replicas, load, residency, and the KV tokens that adapters displace."""
     state = StateFolder.of(state_dir)
     with httpx.Client(timeout=SCRAPE_SECONDS, trust_env=False) as client:
-        if once or json:
+        if once or json or not console.is_terminal:
+            tell_if_stopped(state)
             readings = read_engines(state, client)
             adapters = list(read_objects(state.objects, ADAPTER_KIND))
             if json:

@@ -110,6 +110,12 @@ def read_run(state: StateFolder) -> Run | None:
         return None
 
 
+def running(state: StateFolder) -> Run | None:
+    """The record of the supervisor that runs now."""
+    run = read_run(state)
+    return run if run is not None and run.supervisor.find() is not None else None
+
+
 @contextlib.contextmanager
 def exclusive(state: StateFolder, wait_seconds: float = 0.0) -> Iterator[None]:
     """Hold the state folder's lock. Raises AlreadyRunning, saying who holds it.
