@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,16 @@ OPENMP_DEFAULTS = {"GOMP_SPINCOUNT": "1000"}
 
 def core_command(options: CoreOptions, endpoint: str) -> list[str]:
     return [sys.executable, "-m", "loraplane_engine.core", endpoint, msgspec.json.encode(options).decode()]
+
+
+def _prepared(arm: Callable[[], None]) -> Callable[[], None]:
+    """A terminal's Ctrl-C reaches the core too; it leaves that to the server, which drains first."""
+
+    def prepare() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        arm()
+
+    return prepare
 
 
 def sweep(base: Path) -> None:
@@ -52,7 +63,7 @@ class CoreProcess:
             *command,
             env=OPENMP_DEFAULTS | os.environ,
             stdin=asyncio.subprocess.DEVNULL,
-            preexec_fn=die_with_parent(signal.SIGKILL),
+            preexec_fn=_prepared(die_with_parent(signal.SIGKILL)),
         )
 
     async def wait(self) -> int:

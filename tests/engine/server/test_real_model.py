@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "loraplane_engine", "--model", str(MODEL), "--port", "0", "--metrics-port", "0"]
     command += ["--ports-file", str(folder / "ports.json"), "--max-model-len", "512", "--threads", "1", *arguments]
     with (folder / "log").open("wb") as log:
-        return subprocess.Popen(command, stderr=log, stdout=log)
+        return subprocess.Popen(command, stderr=log, stdout=log, process_group=0)
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +248,18 @@ def test_a_killed_server_takes_its_core_with_it(tmp_path: Path) -> None:
     assert len(left) == 1
     sweep(Path(tempfile.gettempdir()))  # what the next engine does first
     assert not left[0].exists()
+
+
+def test_ctrl_c_in_its_terminal_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    try:
+        wait_for_ports(tmp_path, process)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 def child_of(pid: int) -> int:
