@@ -95,6 +95,8 @@ def test_nothing_is_written_when_nothing_changed(local: Local) -> None:
 
 
 BROKEN: dict[str, str | bytes] = {
+    "empty": "",
+    "blank": " \n\n",
     "syntax": "kind: [",
     "binary": b"\xff\xfe\x00",
     "tabs": "a:\n\t- b",

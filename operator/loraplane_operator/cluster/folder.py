@@ -114,6 +114,8 @@ class Folder:
         file.problems, file.held = [], False
         try:
             text = _text(self._root / path)
+            if not text.strip():  # a full disk or a writer that died leaves this, too
+                raise ValueError("it is empty; remove the file to delete what it held")
             raws = [raw for raw in yaml.safe_load_all(text) if raw is not None]
         except (OSError, ValueError, yaml.YAMLError) as error:
             file.problems = [Problem(path, f"not read, what it held stays in force: {_one_line(error)}")]
