@@ -160,7 +160,7 @@ def test_removal_waits_for_the_finalizer(local: Local) -> None:
     local.settle()
     uid = local.json()["metadata"]["uid"]
     local.store.set_finalizer(PIRATE, uid, True)
-    local.write("a.yaml")
+    (local.root / "a.yaml").unlink()
     local.settle()
     assert local.json()["metadata"]["finalizers"] == [FINALIZER]
     assert local.json()["metadata"]["deletionTimestamp"]
