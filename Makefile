@@ -69,5 +69,6 @@ pins: $(VENV)/.stamp ## Resolve requirements/ anew after a change of pyproject.t
 	@for extra in operator gateway engine cli; do $(BIN)/uv pip compile -q pyproject.toml --universal --generate-hashes \
 		--extra $$extra -c requirements/all.txt -o requirements/$$extra.txt; done
 
-clean: down ## Remove everything that was made
+clean: ## Stop, then remove state, keys, data and models; .venv stays
+	@if test -x $(BIN)/loraplane; then $(BIN)/loraplane down --purge; fi  # root's Postgres keeps its data outside
 	@rm -rf .loraplane .cache

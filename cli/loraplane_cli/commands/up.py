@@ -123,13 +123,16 @@ class _Foreground:
         _told(self._state, snapshot, self._json)
         errors.print("[dim]Ctrl-C stops everything.[/]")
         said = _trouble(snapshot)
-        while not stop.is_set():
-            await asyncio.sleep(NEWS_SECONDS)
-            now = _trouble(self._progress.snapshot())
-            for name in sorted(now.keys() | said.keys()):
-                if now.get(name) != said.get(name):
-                    errors.print(f"{time.strftime('%H:%M:%S')}  {name}  {now.get(name, 'ready')}", markup=False)
-            said = now
+        try:
+            while not stop.is_set():
+                await asyncio.sleep(NEWS_SECONDS)
+                now = _trouble(self._progress.snapshot())
+                for name in sorted(now.keys() | said.keys()):
+                    if now.get(name) != said.get(name):
+                        errors.print(f"{time.strftime('%H:%M:%S')}  {name}  {now.get(name, 'ready')}", markup=False)
+                said = now
+        finally:  # it is cancelled when the stop begins
+            errors.print("[dim]stopping; Ctrl-C again hurries it[/]")
 
 
 def _detached(state: StateFolder, options: Options, timeout: float, as_json: bool) -> Snapshot:
