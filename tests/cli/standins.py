@@ -47,8 +47,10 @@ class StandIns:
 
     def _server(self, name: str, stops: Stops = "last") -> Component:
         code = "raise SystemExit('no such table')" if name == self._broken else SERVE
-        probe = http_ready(self._kit.client, lambda: self._ports[name], "/health/ready")
-        return Component(name, self._make(name, code, str(self._ports[name])), probe, start_seconds=20, stops=stops)
+        port = self._ports[name]
+        probe = http_ready(self._kit.client, lambda: port, "/health/ready")
+        make = self._make(name, code, str(port))
+        return Component(name, make, probe, start_seconds=20, port=lambda: port, stops=stops)
 
     def _make(self, name: str, code: str, *arguments: str) -> Callable[[], ProcessSpec]:
         return lambda: ProcessSpec(

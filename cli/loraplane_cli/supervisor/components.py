@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +10,7 @@ from typing import Protocol
 import httpx
 
 from loraplane_cli.errors import LocalError, StartFailed
-from loraplane_cli.supervisor.keeper import Component
+from loraplane_cli.supervisor.keeper import Component, Stops
 from loraplane_cli.supervisor.layout import StateFolder
 from loraplane_cli.supervisor.material import Material
 from loraplane_cli.supervisor.ports import LOOPBACK, PortBook, is_free
@@ -180,7 +180,7 @@ class System:
                 },
             )
 
-        return Component("registry", make, http_ready(self._client, lambda: self._port("admin"), "/health/ready"))
+        return self._server("registry", make, "admin")
 
     def _data(self, number: int) -> Component:
         name = f"gateway-{number}"
@@ -204,7 +204,15 @@ class System:
                 },
             )
 
-        return Component(name, make, http_ready(self._client, lambda: self._port(name), "/health/ready"), stops="edge")
+        return self._server(name, make, name, stops="edge")
+
+    def _server(
+        self, name: str, make: Callable[[], ProcessSpec], port_name: str, *, stops: Stops = "last"
+    ) -> Component:
+        def port() -> int:
+            return self._port(port_name)
+
+        return Component(name, make, http_ready(self._client, port, "/health/ready"), port=port, stops=stops)
 
     def _operator_spec(self) -> ProcessSpec:
         return self._python(

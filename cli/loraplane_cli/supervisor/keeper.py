@@ -14,6 +14,7 @@ from typing import Literal
 
 from loraplane_cli.errors import StartFailed
 from loraplane_cli.supervisor.backoff import Backoff
+from loraplane_cli.supervisor.ports import listens
 from loraplane_cli.supervisor.record import RunRecord
 from loraplane_cli.supervisor.spec import ProcessSpec, open_log, spawn, tail
 
@@ -49,6 +50,7 @@ class Component:
     """One process of the system. `make` is asked before every start, so it can choose a port anew.
 
     `probe` tells readiness; None means that the process runs once, to its end, and must succeed.
+    With a `port` the listener there must be the process's own: another's server would answer the probe as well.
     `prepare` runs before the first start, `settle` when it is first ready; both may block for a moment.
     """
 
@@ -58,6 +60,7 @@ class Component:
     prepare: Callable[[], None] = _nothing
     settle: Callable[[], None] = _nothing
     start_seconds: float = 60.0
+    port: Callable[[], int] | None = None
     probe_seconds: float = 2.0  # between probes while it is ready; its end is seen without one
     stops: Stops = "last"
 
@@ -193,9 +196,11 @@ class Keeper:
         if self.component.probe is None:
             return True
         try:
-            return await asyncio.wait_for(self.component.probe(), PROBE_TIMEOUT_SECONDS)
+            ready = await asyncio.wait_for(self.component.probe(), PROBE_TIMEOUT_SECONDS)
         except TimeoutError:
             return False
+        port = self.component.port
+        return ready and (self.phase is Phase.READY or port is None or listens(self.pid, port()))
 
     def _judge(self, failures: int) -> None:
         if failures == 0:

@@ -4,6 +4,8 @@ import json
 import socket
 from pathlib import Path
 
+import psutil
+
 from loraplane_cli.supervisor.files import write_atomic
 
 LOOPBACK = "127.0.0.1"
@@ -18,6 +20,17 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether the process itself has a listener on `port`; True also where that cannot be known."""
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
+    return any(each.status == psutil.CONN_LISTEN and each.laddr[1] == port for each in connections)
 
 
 def free_port() -> int:
