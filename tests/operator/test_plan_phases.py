@@ -1,9 +1,11 @@
 """The phases of an adapter and the reasons they give. A table over one small world."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from loraplane_core.identity import AdapterRef
 from loraplane_core.resources.adapter import AdapterStatus
 from loraplane_core.resources.pool import PoolStatus
 from loraplane_core.wire.registry import Source
@@ -21,6 +23,7 @@ from loraplane_operator.plan.adapters import claim_request
 from loraplane_operator.words import Memory, World
 from tests.operator.plans import condition, failed, of, status, unclaimed, with_version
 from tests.operator.worlds import (
+    NOW,
     POOL,
     adapter,
     engine,
@@ -101,8 +104,18 @@ PHASES: dict[str, tuple[Callable[[], World], str, tuple[str, str], str]] = {
     ),
     "ingesting": (lambda: with_version(state="ingesting"), "Ingested", ("False", "Ingesting"), "Ingesting"),
     "inserted by hand": (lambda: with_version(state="unverified"), "Ingested", ("False", "Unverified"), "Unverified"),
-    "version removed": (
+    "version not in the feed": (
         lambda: world(registry=registry(entry("pirate", version(number=7), active_version=0))),
+        "Ingested",
+        ("False", "Progressing"),
+        "Progressing",
+    ),
+    "version removed": (
+        lambda: failed(
+            world(registry=registry(entry("pirate", version(number=7), active_version=0))),
+            Register,
+            "adapter_withdrawn",
+        ),
         "Ingested",
         ("False", "AdapterWithdrawn"),
         "AdapterWithdrawn",
@@ -260,3 +273,17 @@ def test_new_source_under_way_leaves_the_old_version_warm() -> None:
     assert condition(seen, "Ready") == ("False", "Progressing")
     assert status(seen)["resident"] == "1/1"
     assert of(Withdraw, seen) == of(Mark, seen) == []
+
+
+def test_a_version_that_left_the_feed_is_asked_for_and_never_registered_anew() -> None:
+    """It may have become another one, with the same bytes; or somebody removed it, and it must not come back."""
+    gone = AdapterRef("acme", "pirate", 1)
+    seen = world(registry=registry(entry("pirate", version(number=7), active_version=7), withdrawn=frozenset({gone})))
+    at_once = replace(seen, memory=replace(seen.memory, registered_at=dict.fromkeys(seen.memory.registered, NOW)))
+    (asked,) = of(Register, at_once)
+    assert asked.request.known_only
+    twin = replace(
+        seen, memory=replace(seen.memory, registered=dict.fromkeys(seen.memory.registered, version(number=7)))
+    )
+    assert of(Register, twin) == []
+    assert condition(twin, "Ingested")[0] == "True"

@@ -194,10 +194,15 @@ class Claims(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RegisterSource(msgspec.Struct, kw_only=True, frozen=True):
-    """Idempotent by (uid, source_hash): asking again returns the same version, in its state of now."""
+    """Idempotent by (uid, source_hash): asking again returns the same version, in its state of now.
+
+    That may be another one than before: bytes that were a version already are that version. With
+    `known_only` nothing is made: a source whose version was removed is answered with 410.
+    """
 
     source: Source
     source_hash: str
+    known_only: bool = False
 
 
 class FeedSnapshot(msgspec.Struct, kw_only=True, frozen=True):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loraplane_core.errors import reason_of
+from loraplane_core.identity import AdapterRef
 from loraplane_core.resources.reasons import Reason
 from loraplane_core.wire.registry import Activate, Adapter, ClaimRequest, RegisterSource, Source, Version
 from loraplane_operator.actions import Action, ActivateVersion, ClaimAdapter, Register, SetFinalizer
@@ -137,36 +138,43 @@ def _ingest(world: World, obj: AdapterObject, findings: Findings) -> None:
         return
     known = world.memory.registered.get((obj.meta.uid, obj.source_hash))
     if known is None:
-        request = RegisterSource(
-            source=Source(uri=obj.source_uri, digest=obj.source_digest), source_hash=obj.source_hash
-        )
-        register = Register(obj.meta.uid, obj.tenant, request, why="source not registered")
-        findings.actions.append(register)
-        failure = world.failure(register)
-        if failure is not None:
-            findings.verdicts.append(Verdict("Ingested", "False", failure.reason, failure.message))
-        else:
-            findings.verdicts.append(Verdict("Ingested", "False", Reason.PROGRESSING, "registering the source"))
+        findings.verdicts.append(_register(world, obj, findings, known_only=False))
         return
     findings.version = _current(world, obj, known)
-    findings.verdicts.append(_ingested(known, findings.version))
+    if findings.version is None:
+        # Removed by somebody, or its bytes were a version already and it became that one: the registry knows.
+        findings.verdicts.append(_register(world, obj, findings, known_only=True))
+    else:
+        findings.verdicts.append(_ingested(findings.version))
+
+
+def _register(world: World, obj: AdapterObject, findings: Findings, *, known_only: bool) -> Verdict:
+    source = Source(uri=obj.source_uri, digest=obj.source_digest)
+    request = RegisterSource(source=source, source_hash=obj.source_hash, known_only=known_only)
+    why = "its version is not in the feed any more" if known_only else "source not registered"
+    register = Register(obj.meta.uid, obj.tenant, request, why=why)
+    findings.actions.append(register)
+    failure = world.failure(register)
+    if failure is None:
+        return Verdict("Ingested", "False", Reason.PROGRESSING, "registering the source")
+    change = "; change spec.source to register another" if failure.reason == Reason.ADAPTER_WITHDRAWN else ""
+    return Verdict("Ingested", "False", failure.reason, failure.message + change)
 
 
 def _current(world: World, obj: AdapterObject, known: Version) -> Version | None:
-    """The registered version as the feed has it now; None when it was removed."""
+    """The registered version as the feed has it now; None when the feed has it no more."""
     entry = world.registry.adapters.get(obj.key) if world.registry else None
     shown = version_of(entry, known.version)
     if shown is not None:
         return shown
+    if world.registry is None or not world.registry.live:
+        return known
     at = world.memory.registered_at.get((obj.meta.uid, obj.source_hash), world.now)
-    live = world.registry is not None and world.registry.live
-    return None if live and world.now > at + FEED_LAG_SECONDS else known
+    removed = AdapterRef(*obj.key, known.version) in world.registry.withdrawn
+    return None if removed or world.now > at + FEED_LAG_SECONDS else known
 
 
-def _ingested(known: Version, version: Version | None) -> Verdict:
-    if version is None:
-        gone = f"version {known.version} was removed from the registry; change spec.source to register another"
-        return Verdict("Ingested", "False", Reason.ADAPTER_WITHDRAWN, gone)
+def _ingested(version: Version) -> Verdict:
     if version.state == "unverified":
         return Verdict("Ingested", "False", Reason.UNVERIFIED, version.message)
     if version.state == "pending_base":

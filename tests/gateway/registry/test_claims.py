@@ -89,6 +89,24 @@ async def test_registering_is_idempotent_and_activates_once(bound: Api, ingestin
     assert (await _register(bound, "u", "v2", "edited"))["version"] == 2
 
 
+async def test_a_known_source_is_answered_with_what_it_became_and_a_removed_one_is_not_made_again(
+    bound: Api, ingesting: None, state: RegistryState
+) -> None:
+    await bound.as_operator("PUT", "/operator/claims/u", claim())
+    await _register(bound, "u", "v1")
+    await bound.until("acme", "pirate", lambda found: found.active_version == 1)
+    twin = await _register(bound, "u", "v1", "twin")
+    assert twin["version"] == 2  # until its bytes were read
+    body = {"source": {"uri": "file:v1"}, "source_hash": "twin", "known_only": True}
+    await bound.until("acme", "pirate", lambda found: [each.version for each in found.versions] == [1])
+    assert (await bound.as_operator("POST", "/operator/claims/u/register", body))["version"] == 1
+    await _register(bound, "u", "v2")
+    await bound.until("acme", "pirate", lambda found: found.active_version == 3)
+    await bound.ok("DELETE", "/admin/tenants/acme/adapters/pirate/versions/1")
+    path = "/operator/claims/u/register"
+    await bound.refused(410, "adapter_withdrawn", "POST", path, body, token=bound.operator_token)
+
+
 async def test_a_known_registration_answers_even_when_its_source_is_gone(
     bound: Api, ingesting: None, state: RegistryState
 ) -> None:

@@ -82,7 +82,13 @@ class ClaimService:
         if not 0 < len(wanted.source_hash) <= MAX_ID:
             raise InvalidParameter("source_hash is empty or too long", param="source_hash")
         locked, scope = await self._held(uid)
-        registration = Registration(uid=uid, source_hash=wanted.source_hash, source=wanted.source, refusal=refusal)
+        registration = Registration(
+            uid=uid,
+            source_hash=wanted.source_hash,
+            source=wanted.source,
+            refusal=refusal,
+            known_only=wanted.known_only,
+        )
         return await IngestionService(self._session, scope, self._actor).register(locked, registration)
 
     async def activate(self, uid: str, order: Activate) -> Adapter:

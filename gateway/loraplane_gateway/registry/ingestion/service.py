@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplane_core.errors import ArtifactRejected, BaseModelMismatch, Conflict, InvalidParameter, NotFound
+from loraplane_core.errors import ArtifactRejected, BaseModelMismatch, Conflict, InvalidParameter, NotFound, Withdrawn
 from loraplane_core.identity import is_digest
 from loraplane_core.wire.registry import Source, Version
 from loraplane_gateway.db.sessions import Scope
@@ -25,7 +25,7 @@ ACTOR = "ingestion"
 class Registration:
     """`uid` and `source_hash` make it idempotent; `base_model` is the declared base, empty for the pool's.
 
-    `refusal` is why its source cannot be read now.
+    `refusal` is why its source cannot be read now. With `known_only` no new version is made.
     """
 
     uid: str
@@ -34,6 +34,7 @@ class Registration:
     base_model: str = ""
     activate: bool = True
     refusal: ArtifactRejected | None = None
+    known_only: bool = False
 
 
 class IngestionService:
@@ -49,11 +50,14 @@ class IngestionService:
     async def register(self, locked: AdapterRow, wanted: Registration) -> Version:
         """The version of this registration: a new one that is queued, or the one it has had before.
 
-        Raises BaseModelMismatch when the declared base is not the pool's, ArtifactRejected, InvalidParameter.
+        Raises BaseModelMismatch when the declared base is not the pool's, ArtifactRejected, InvalidParameter,
+        Withdrawn when only a known one was asked for.
         """
         known = await self._ingestions.registration(wanted.uid, wanted.source_hash)
         if known is not None:
             return await self._known(locked, known, wanted)
+        if wanted.known_only:
+            raise Withdrawn("the version that this source was registered as has been removed")
         if wanted.refusal is not None:
             raise wanted.refusal
         if wanted.source.digest is not None and not is_digest(wanted.source.digest):
