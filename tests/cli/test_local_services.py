@@ -134,8 +134,10 @@ def test_a_postmaster_that_outlived_its_supervisor_is_ended_first(layout: Postgr
 
 def test_a_pid_file_naming_a_foreign_process_is_no_obstacle(layout: PostgresLayout, tmp_path: Path) -> None:
     _, process = start(layout, tmp_path / "ports")
+    children = psutil.Process(process.pid).children()
     process.kill()
     process.wait(5)
+    psutil.wait_procs(children, 10)  # by the pid file, which is about to be wrong, a start would know to wait for them
     pid_file = layout.data / "postmaster.pid"
     pid_file.write_text(f"{os.getpid()}\n")
     _, process = start(layout, tmp_path / "ports")
