@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 LORAPLANE = str(Path(sys.executable).with_name("loraplane"))
 COMMAND_DEADLINE_S = 120.0
-ANSWER_DEADLINE_S = 60.0
+ANSWER_DEADLINE_S = 120.0
 
 
 @dataclass(frozen=True)

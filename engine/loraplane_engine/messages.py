@@ -102,7 +102,7 @@ class Scheduled(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=
 
     request: str
     queue_ms: float
-    cold: bool  # the adapter was not on the device (or not on the engine) when the request came
+    cold: bool  # the adapter was not warm (on the host or the device) when the request came
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -127,15 +127,21 @@ def _engines(readings: list[Reading], before: dict[str, Reading]) -> Table:
                 int(reading.get("running_requests")),
                 int(reading.get("waiting_requests")),
                 "" if speed is None else f"{speed:.0f}",
-                f"{size(reading.get('adapter_bytes'))} of {size(reading.get('adapter_budget_bytes'))}",
+                _share(reading.get("adapter_bytes"), reading.get("adapter_budget_bytes")),
                 int(reading.get("kv_tokens_free")),
-                f"{lost:.0f}" + (f" ({100 * lost / kv:.1f} %)" if kv else ""),
+                _share(lost, kv, f"{lost:.0f}"),
                 int(reading.get("adapters_per_step_max")),
                 int(reading.get("adapter_swaps_total")),
             ]
         )
-    headings = ["REPLICA", "STATE", "RUNNING", "WAITING", "TOK/S", "ADAPTER MEMORY", "KV FREE", "KV DISPLACED"]
-    return table([*headings, "ADAPTERS/STEP", "SWAPS"], rows)
+    # Eighty columns hold it: ADAPTERS is device memory, KV LOST the tokens it displaces, MIX adapters in one step.
+    headings = ["REPLICA", "STATE", "RUN", "WAIT", "TOK/S", "ADAPTERS", "KV FREE", "KV LOST", "MIX", "SWAPS"]
+    return table(headings, rows)
+
+
+def _share(part: float, whole: float, shown: str | None = None) -> str:
+    text = size(part) if shown is None else shown
+    return f"{text} ({100 * part / whole:.0f}%)" if whole else text
 
 
 def _adapters(readings: list[Reading], adapters: list[Object]) -> Table:

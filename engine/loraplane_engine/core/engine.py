@@ -154,7 +154,7 @@ class EngineCore:
             raise InvalidParameter(f"the request id {message.request} is in use", param="request")
         self._check_sizes(message)
         adapter = None if message.adapter is None else self._adapter(message.adapter)
-        cold = message.cold or (adapter is not None and adapter.image.row is None)
+        cold = message.cold or (adapter is not None and adapter.image.host is None)  # host or device: warm
         sequence = Sequence.of(message, adapter, self._clock(), cold=cold, vocabulary=self.base.config.vocab_size)
         self._sequences[message.request] = sequence
         self.scheduler.add(sequence)
