@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from loraplane_cli.errors import BadDocument
 from loraplane_core.errors import InvalidParameter
 from loraplane_core.labels import API_VERSION
 from loraplane_core.resources.documents import Resource, parse_document
 from loraplane_core.resources.tenant import Tenant
+from loraplane_core.resources.yamltext import BYTES_MAX, load_yaml
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -44,8 +43,10 @@ def yaml_files(folder: Path) -> Iterator[Path]:
 def load_raw(path: Path) -> list[Any]:
     """All documents of a file. Raises BadDocument."""
     try:
-        return list(yaml.safe_load_all(path.read_text()))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        with path.open("rb") as file:
+            raw = file.read(BYTES_MAX + 1)  # one more tells load_yaml that it is too large
+        return load_yaml(raw.decode())
+    except (OSError, ValueError) as error:
         raise BadDocument(f"{path}: {error}") from error
 
 

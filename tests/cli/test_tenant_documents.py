@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from loraplane_cli.supervisor import tenants
 from loraplane_cli.supervisor.tenants import TenantDocuments
 
 DOCUMENT = """
@@ -122,3 +123,32 @@ async def test_a_removed_document_leaves_its_tenant_and_says_so(
     await documents.step()
     assert "the tenant stays" in caplog.text
     assert len(registry.tenants) == 1
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, "a: !!bool x", "a: &a [*a]", "kind: [x]\n", "\xff"])
+async def test_a_file_that_cannot_be_read_hides_no_other_and_ends_nothing(
+    registry: Registry, tmp_path: Path, text: str
+) -> None:
+    (write(tmp_path).parent / "a.yaml").write_text(text, encoding="latin-1")
+    documents = watcher(registry, tmp_path)
+    await documents.step()
+    assert documents.keys == {"acme": "secret k0"}
+
+
+async def test_a_defect_met_in_a_document_is_logged_and_the_watch_goes_on(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The watch runs inside the supervisor: what it raises would stop every process."""
+
+    def broken(_: Path) -> dict[str, list[str]]:
+        raise RuntimeError("a defect")
+
+    write(tmp_path)
+    documents = watcher(registry, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(tenants, "read_tenants", broken)
+        await documents.step()
+        await documents.step()
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == ["tenants: a defect"]
+    await documents.step()
+    assert documents.keys == {"acme": "secret k0"}

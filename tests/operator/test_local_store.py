@@ -1,6 +1,7 @@
 """The folder and the stored objects: no accident looks like a deletion, and what is stored is what was wished."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ BROKEN: dict[str, str | bytes] = {
     "syntax": "kind: [",
     "binary": b"\xff\xfe\x00",
     "tabs": "a:\n\t- b",
+    "deep": "[" * 20_000,
     "no mapping": "- just\n- a list\n",
     "unknown kind": "apiVersion: loraplane.dev/v1alpha1\nkind: Nothing\nmetadata: {name: pirate}\n",
     "invalid spec": yaml.safe_dump(adapter_manifest(source={"uri": "s3://bucket/x"})),
@@ -144,6 +146,18 @@ def test_moved_document_is_the_same_object(local: Local) -> None:
     (local.root / "a.yaml").rename(local.root / "b.yaml")
     local.settle()
     assert local.json()["metadata"]["uid"] == uid
+
+
+def test_odd_entries_of_the_folder_hold_up_no_other_file(local: Local) -> None:
+    os.mkfifo(local.root / "fifo.yaml")
+    (local.root / "folder.yaml").mkdir()
+    (local.root / "endless.yaml").symlink_to("/dev/zero")
+    (local.root / "nothing.yaml").symlink_to("missing")
+    (local.root / "loop.yaml").symlink_to("loop.yaml")
+    local.write("a.yaml", adapter_manifest())
+    (problem,) = local.settle()
+    assert problem.path == "loop.yaml"
+    assert local.names() == {"pirate"}
 
 
 def test_folder_that_is_away_deletes_nothing(local: Local) -> None:

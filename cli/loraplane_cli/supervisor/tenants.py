@@ -69,11 +69,12 @@ class TenantDocuments:
             due = {name: namespaces for name, namespaces in wished.items() if self._applied.get(name) != namespaces}
             await asyncio.gather(*(self._apply(name, namespaces) for name, namespaces in due.items()))
             self._seen, self._settled, self._trouble = stamp, True, ""
-        except (LoraplaneError, httpx.HTTPError, OSError) as error:
+        except Exception as error:  # a defect met in a document must not end the engines and databases beside us
             self._settled = False
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                log.warning("tenants: %s", error or type(error).__name__)
+            if repr(error) != self._trouble:
+                self._trouble = repr(error)
+                known = isinstance(error, LoraplaneError | httpx.HTTPError | OSError)
+                log.warning("tenants: %s", str(error) or type(error).__name__, exc_info=None if known else error)
 
     async def _apply(self, name: str, namespaces: list[str]) -> None:
         await self._call("POST", "/admin/tenants", TenantSpec(name=name, namespaces=namespaces))

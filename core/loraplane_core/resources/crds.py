@@ -159,7 +159,7 @@ def _without_defaults(schema: dict[str, Any]) -> dict[str, Any]:
 
 def generate() -> dict[str, str]:
     """File name -> text."""
-    import yaml  # the only user in core, and only of this tool
+    import yaml  # not a dependency of core: only this tool and yamltext use it
 
     class Plain(yaml.SafeDumper):
         def ignore_aliases(self, data: Any) -> bool:

@@ -6,23 +6,23 @@ truncate, write and rename in several steps. A folder that cannot be listed dele
 """
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from loraplane_core.errors import InvalidParameter
 from loraplane_core.labels import TENANT_KIND
 from loraplane_core.resources.adapter import LoRAAdapter
 from loraplane_core.resources.documents import parse_document
 from loraplane_core.resources.pool import BaseModelPool
+from loraplane_core.resources.yamltext import BYTES_MAX, load_yaml
 from loraplane_operator.actions import ObjectRef
 
-FILE_MAX = 4 << 20
 _NOBODY = ObjectRef("", "", "")
 Signature = tuple[int, int, int]  # mtime in ns, size, inode
+_NO_STATUS: Signature = (-1, -1, -1)
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ class Folder:
             text = _text(self._root / path)
             if not text.strip():  # a full disk or a writer that died leaves this, too
                 raise ValueError("it is empty; remove the file to delete what it held")
-            raws = [raw for raw in yaml.safe_load_all(text) if raw is not None]
-        except (OSError, ValueError, yaml.YAMLError) as error:
+            raws = [raw for raw in load_yaml(text) if raw is not None]
+        except (OSError, ValueError) as error:
             file.problems = [Problem(path, f"not read, what it held stays in force: {_one_line(error)}")]
             file.held = True
             return not isinstance(error, OSError)
@@ -157,7 +157,7 @@ class Folder:
 
 
 def _signatures(root: Path) -> Iterator[tuple[str, Signature]]:
-    """Every *.yaml and *.yml below `root`, hidden names excepted. Raises OSError when a folder cannot be listed."""
+    """Every plain *.yaml and *.yml below `root`, hidden names excepted. Raises OSError when one cannot be listed."""
 
     def refuse(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError) or error.filename == str(root):
@@ -169,18 +169,23 @@ def _signatures(root: Path) -> Iterator[tuple[str, Signature]]:
             if name.startswith(".") or not name.endswith((".yaml", ".yml")):
                 continue
             full = Path(folder, name)
+            path = str(full.relative_to(root))
             try:
-                stat = full.stat()
+                found = full.stat()
             except FileNotFoundError:
                 continue
-            yield str(full.relative_to(root)), (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            except OSError:  # a link to itself; reading it tells the reason, and the other files go on
+                yield path, _NO_STATUS
+                continue
+            if stat.S_ISREG(found.st_mode):  # opening a FIFO would wait for its writer
+                yield path, (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 def _text(path: Path) -> str:
     with path.open("rb") as file:
-        raw = file.read(FILE_MAX + 1)
-    if len(raw) > FILE_MAX:
-        raise ValueError(f"larger than {FILE_MAX} bytes")
+        raw = file.read(BYTES_MAX + 1)
+    if len(raw) > BYTES_MAX:
+        raise ValueError(f"larger than {BYTES_MAX} bytes")
     return raw.decode()
 
 
