@@ -203,8 +203,7 @@ class Executor:
                 await self._registry.claim(uid, request)
                 book.claims.add(uid)
             case Register(uid=uid, request=source):
-                book.registered[uid, source.source_hash] = await self._registry.register(uid, source)
-                book.registered_at[uid, source.source_hash] = self._clock()
+                book.registered_as(uid, source.source_hash, await self._registry.register(uid, source), self._clock())
             case ActivateVersion(uid=uid, request=wanted):
                 await self._registry.activate(uid, wanted)
             case ReleaseClaim(uid=uid, versions=versions):

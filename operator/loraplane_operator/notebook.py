@@ -36,6 +36,12 @@ class Notebook:
             status_written=dict(self.status_written),
         )
 
+    def registered_as(self, uid: str, source_hash: str, version: Version, now: float) -> None:
+        """An object has one source; what it named before is forgotten, so that a return to it is told."""
+        for key in [key for key in self.registered if key[0] == uid]:
+            del self.registered[key], self.registered_at[key]
+        self.registered[uid, source_hash], self.registered_at[uid, source_hash] = version, now
+
     def reconnected(self) -> None:
         """A new feed: the registry may be another one, or may have lost its latest writes."""
         self.reports.clear()

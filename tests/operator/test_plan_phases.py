@@ -287,3 +287,11 @@ def test_a_version_that_left_the_feed_is_asked_for_and_never_registered_anew() -
     )
     assert of(Register, twin) == []
     assert condition(twin, "Ingested")[0] == "True"
+
+
+def test_a_source_that_the_object_returns_to_is_told_as_such() -> None:
+    seen = world(adapters=(adapter(source_hash="h2"),))
+    (asked,) = of(Register, seen)  # "h1" is what it named before
+    assert asked.request.returned
+    (first,) = of(Register, replace(seen, memory=replace(seen.memory, registered={})))
+    assert not first.request.returned

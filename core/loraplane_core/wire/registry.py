@@ -198,11 +198,14 @@ class RegisterSource(msgspec.Struct, kw_only=True, frozen=True):
 
     That may be another one than before: bytes that were a version already are that version. With
     `known_only` nothing is made: a source whose version was removed is answered with 410.
+    A known source is not activated a second time, which could undo a roll-back, unless with `returned`:
+    the object named another one meanwhile and came back to this.
     """
 
     source: Source
     source_hash: str
     known_only: bool = False
+    returned: bool = False
 
 
 class FeedSnapshot(msgspec.Struct, kw_only=True, frozen=True):

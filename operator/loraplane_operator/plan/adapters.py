@@ -150,7 +150,10 @@ def _ingest(world: World, obj: AdapterObject, findings: Findings) -> None:
 
 def _register(world: World, obj: AdapterObject, findings: Findings, *, known_only: bool) -> Verdict:
     source = Source(uri=obj.source_uri, digest=obj.source_digest)
-    request = RegisterSource(source=source, source_hash=obj.source_hash, known_only=known_only)
+    named_other = any(uid == obj.meta.uid and other != obj.source_hash for uid, other in world.memory.registered)
+    request = RegisterSource(
+        source=source, source_hash=obj.source_hash, known_only=known_only, returned=named_other and not known_only
+    )
     why = "its version is not in the feed any more" if known_only else "source not registered"
     register = Register(obj.meta.uid, obj.tenant, request, why=why)
     findings.actions.append(register)

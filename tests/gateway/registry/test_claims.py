@@ -7,7 +7,7 @@ import pytest
 
 from loraplane_gateway.registry.state import RegistryState
 from tests.gateway.artifacts import write_adapter
-from tests.gateway.registry.conftest import POOL, Api
+from tests.gateway.registry.conftest import POOL, Api, InlineWorkers, dispatching
 
 
 def claim(namespace: str = "team", name: str = "pirate", **more: Any) -> dict[str, Any]:
@@ -87,6 +87,28 @@ async def test_registering_is_idempotent_and_activates_once(bound: Api, ingestin
     await _register(bound, "u", "v2", "edited")
     await bound.until("acme", "pirate", lambda found: found.active_version == 2)
     assert (await _register(bound, "u", "v2", "edited"))["version"] == 2
+
+
+async def test_a_source_that_the_object_returned_to_serves_again(bound: Api, ingesting: None) -> None:
+    await bound.as_operator("PUT", "/operator/claims/u", claim())
+    await _register(bound, "u", "v1")
+    await bound.until("acme", "pirate", lambda found: found.active_version == 1)
+    await _register(bound, "u", "v2")
+    await bound.until("acme", "pirate", lambda found: found.active_version == 2)
+    body = {"source": {"uri": "file:v1"}, "source_hash": "v1", "returned": True}
+    assert (await bound.as_operator("POST", "/operator/claims/u/register", body))["is_active"]
+    assert (await bound.adapter("acme", "pirate")).active_version == 1
+
+
+async def test_what_was_named_in_between_and_is_ingested_late_does_not_serve(bound: Api, state: RegistryState) -> None:
+    await bound.as_operator("PUT", "/operator/claims/u", claim())
+    for number in (1, 2):
+        await _register(bound, "u", f"v{number}")
+    body = {"source": {"uri": "file:v1"}, "source_hash": "v1", "returned": True}
+    await bound.as_operator("POST", "/operator/claims/u/register", body)
+    async with dispatching(state, InlineWorkers(2)):
+        found = await bound.until("acme", "pirate", lambda a: all(each.state == "validated" for each in a.versions))
+    assert [each.version for each in found.versions if each.is_active] == [1]
 
 
 async def test_a_known_source_is_answered_with_what_it_became_and_a_removed_one_is_not_made_again(

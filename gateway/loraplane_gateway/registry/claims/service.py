@@ -88,6 +88,7 @@ class ClaimService:
             source=wanted.source,
             refusal=refusal,
             known_only=wanted.known_only,
+            returned=wanted.returned,
         )
         return await IngestionService(self._session, scope, self._actor).register(locked, registration)
 

@@ -41,6 +41,8 @@ _RELEASE_ALL = text("UPDATE ingestions SET lease_until = NULL WHERE lease_until 
 _GET = text("""
     SELECT activate FROM ingestions
     WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version FOR UPDATE""")
+_ACTIVATE_ONLY = text("""
+    UPDATE ingestions SET activate = (version = :version) WHERE tenant_id = :tenant AND adapter = :adapter""")
 _DONE = text("DELETE FROM ingestions WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version")
 _TWIN = text("""
     SELECT version FROM tenant_adapters
@@ -125,6 +127,10 @@ class IngestionRepository(Repository):
     async def lock(self, adapter: str, version: int) -> bool | None:
         """Whether the queued ingestion activates; None when it is gone."""
         return (await self.session.execute(_GET, self._key(adapter, version))).scalar_one_or_none()
+
+    async def activate_only(self, adapter: str, version: int) -> None:
+        """Of what is queued for this adapter, only this version is activated."""
+        await self.session.execute(_ACTIVATE_ONLY, self._key(adapter, version))
 
     async def delay(self, adapter: str, version: int, seconds: float) -> None:
         await self.session.execute(_DELAY, {**self._key(adapter, version), "seconds": seconds})

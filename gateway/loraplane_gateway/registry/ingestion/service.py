@@ -6,7 +6,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplane_core.errors import ArtifactRejected, BaseModelMismatch, Conflict, InvalidParameter, NotFound, Withdrawn
 from loraplane_core.identity import is_digest
-from loraplane_core.wire.registry import Source, Version
+from loraplane_core.wire.registry import Activate, Source, Version
 from loraplane_gateway.db.sessions import Scope
 from loraplane_gateway.registry.activation.service import ActivationService
 from loraplane_gateway.registry.adapters.repository import AdapterRepository, AdapterRow
@@ -26,6 +26,7 @@ class Registration:
     """`uid` and `source_hash` make it idempotent; `base_model` is the declared base, empty for the pool's.
 
     `refusal` is why its source cannot be read now. With `known_only` no new version is made.
+    `returned`: serve it again, although it was activated before.
     """
 
     uid: str
@@ -35,6 +36,7 @@ class Registration:
     activate: bool = True
     refusal: ArtifactRejected | None = None
     known_only: bool = False
+    returned: bool = False
 
 
 class IngestionService:
@@ -160,6 +162,13 @@ class IngestionService:
                 verify=False,
                 activate=wanted.activate,
             )
+            return await self._version(adapter, number)
+        if wanted.returned and locked.activation_owner == "registry":
+            # What was registered in between and is not ingested yet must not take its place again.
+            await self._ingestions.activate_only(adapter, number)
+            if version.state == "validated":
+                activation = ActivationService(self._session, self._scope, self._actor)
+                await activation.activate(adapter, Activate(version=number))
             return await self._version(adapter, number)
         return version
 
