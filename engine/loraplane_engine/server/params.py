@@ -125,8 +125,8 @@ def _refuse_unsupported(fields: Fields) -> None:
     for name, neutral in _UNSUPPORTED.items():
         value = fields.raw(name)
         if value is not None and not any(type(value) is type(each) and value == each for each in neutral):
-            if isinstance(value, int | float) and not isinstance(value, bool) and float(value) in neutral:
-                continue
+            if isinstance(value, int | float) and not isinstance(value, bool) and value in neutral:
+                continue  # 1.0 for 1
             raise InvalidParameter(
                 f"`{name}` is not supported with this value", param=name, code="unsupported_parameter"
             )

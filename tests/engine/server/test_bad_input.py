@@ -115,6 +115,12 @@ async def test_a_bad_chat_field_is_named(engine: World, changes: dict[str, Any],
     assert (status, error["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("name", ["min_p", "best_of", "length_penalty"])
+async def test_a_number_too_large_for_a_float_is_refused_like_any_other(engine: World, name: str) -> None:
+    response = await engine.complete(**{name: 10**400})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+
+
 async def test_neutral_values_of_unsupported_fields_pass(engine: World) -> None:
     neutral: dict[str, Any] = {
         "best_of": 1,
