@@ -109,7 +109,7 @@ def test_another_digest_is_refused_and_nothing_is_written(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "magic", "length", "empty"])
+@pytest.mark.parametrize("damage", ["flip", "scale", "truncate", "magic", "length", "empty"])
 def test_a_damaged_image_is_refused(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "image"
     convert(make_artifact(tmp_path / "a"), path, Layout.parse(f"v1/float32/{PAGE}"))
@@ -117,6 +117,9 @@ def test_a_damaged_image_is_refused(tmp_path: Path, damage: str) -> None:
     if damage == "flip":
         _, start = read_manifest(path)
         raw[start + 5] ^= 1  # in the data, not in the manifest's padding
+    elif damage == "scale":  # one digit of a number that decides the answer; still a whole manifest
+        scale = f"{read_manifest(path)[0].sites[0].scale:.1f}".encode()
+        raw[raw.index(b"," + scale + b",") + 1] ^= 1
     elif damage == "truncate":
         raw = raw[:-1]
     elif damage == "magic":

@@ -1,7 +1,7 @@
 """The engine image: one artifact packed for the arena, written once and mapped many times. Torch-free.
 
-File: MAGIC, the manifest's length (u64 little-endian), the manifest (JSON), zeros up to a multiple of ALIGN_FILE,
-then `pages` x `page_bytes` of data. Page i of the image goes to any page of the arena; offsets in the
+File: MAGIC, the manifest's length (u64 little-endian) and sha256, the manifest (JSON), zeros up to a multiple of
+ALIGN_FILE, then `pages` x `page_bytes` of data. Page i of the image goes to any page of the arena; offsets in the
 manifest are bytes from the start of the data. A tensor lies within one page unless it is larger than one:
 then its pages form a *run*, which must stay contiguous in the arena.
 
@@ -27,11 +27,13 @@ from loraplane_core.errors import ArtifactRejected, Unavailable
 from loraplane_core.jsonbody import parse_object
 from loraplane_engine.adapters.sites import GROUPS, site_index
 
-MAGIC = b"LPIMAGE1"
+MAGIC = b"LPIMAGE2"
 VERSION = 1
 ALIGN_FILE = 4096
+#: The code of an image file that cannot be used; making it again mends it.
+IMAGE_BROKEN = "image_broken"
 ALIGN_TENSOR = 64
-_LENGTH = struct.Struct("<Q")
+_HEAD = struct.Struct("<8sQ32s")  # magic, length and sha256 of the manifest
 _MANIFEST_LIMIT = 64 << 20
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -214,7 +216,7 @@ def _write(out: Path, manifest: Manifest, data: np.ndarray) -> None:
     temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            head = MAGIC + _LENGTH.pack(len(encoded)) + encoded
+            head = _HEAD.pack(MAGIC, len(encoded), hashlib.sha256(encoded).digest()) + encoded
             file.write(head + bytes(start - len(head)))
             file.write(data.data)  # not synced: a torn image fails its checksum and is made again
         temporary.replace(out)
@@ -223,21 +225,25 @@ def _write(out: Path, manifest: Manifest, data: np.ndarray) -> None:
 
 
 def _data_start(manifest_length: int) -> int:
-    return math.ceil((len(MAGIC) + _LENGTH.size + manifest_length) / ALIGN_FILE) * ALIGN_FILE
+    return math.ceil((_HEAD.size + manifest_length) / ALIGN_FILE) * ALIGN_FILE
 
 
 def read_manifest(path: Path) -> tuple[Manifest, int]:
     """(manifest, byte offset of the data). Raises Unavailable when the file is not a whole image."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        head = file.read(len(MAGIC) + _LENGTH.size)
-        if len(head) < len(MAGIC) + _LENGTH.size or not head.startswith(MAGIC):
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size or not head.startswith(MAGIC):
             raise broken(path, "it is not an engine image")
-        (length,) = _LENGTH.unpack(head[len(MAGIC) :])
+        _, length, checksum = _HEAD.unpack(head)
         if length > min(size, _MANIFEST_LIMIT):
             raise broken(path, f"its manifest claims {length} bytes")
+        encoded = file.read(length)
+        # Scales, ranks and offsets decide the answer as much as the data does.
+        if hashlib.sha256(encoded).digest() != checksum:
+            raise broken(path, "its manifest does not match its checksum")
         try:
-            manifest = msgspec.json.decode(file.read(length), type=Manifest)
+            manifest = msgspec.json.decode(encoded, type=Manifest)
             start = _data_start(length)
             complete = size == start + manifest.data_bytes
         except (msgspec.MsgspecError, ValueError) as error:
@@ -262,4 +268,4 @@ def read_data(path: Path, manifest: Manifest, start: int, into: memoryview) -> N
 
 
 def broken(path: Path, why: str) -> Unavailable:
-    return Unavailable(f"the engine image {path.name} cannot be used: {why}", code="image_broken")
+    return Unavailable(f"the engine image {path.name} cannot be used: {why}", code=IMAGE_BROKEN)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from loraplane_core.errors import ArtifactRejected, InsufficientMemory, LoraplaneError, Unavailable
 from loraplane_engine.adapters.host import HostImage, HostLoader
-from loraplane_engine.adapters.image import Layout, Manifest, broken, read_manifest
+from loraplane_engine.adapters.image import IMAGE_BROKEN, Layout, Manifest, broken, read_manifest
 from loraplane_engine.adapters.table import DeviceTable, TableEntry
 from loraplane_engine.adapters.words import Adapter, Image, Limits
 from loraplane_engine.kernels.contract import GroupedLora, SiteGroup
@@ -365,7 +365,7 @@ class Residency:
 
     def _fail(self, key: AdapterKey, error: BaseException) -> None:
         if not isinstance(error, LoraplaneError):
-            error = Unavailable(f"the engine image cannot be read: {type(error).__name__}", code="image_broken")
+            error = Unavailable(f"the engine image cannot be read: {type(error).__name__}", code=IMAGE_BROKEN)
         self._emit(AdapterFailed(key=key, code=error.code, message=error.message))
 
 

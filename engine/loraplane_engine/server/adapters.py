@@ -26,6 +26,7 @@ from loraplane_core.errors import (
 from loraplane_core.identity import AdapterId
 from loraplane_core.wire.engine import Pin, PutAdapter, Residence, ResidencyClass
 from loraplane_engine import messages as m
+from loraplane_engine.adapters.image import IMAGE_BROKEN
 from loraplane_engine.server.core_client import CoreClient
 from loraplane_engine.server.images import Image, ImageStore
 
@@ -55,6 +56,7 @@ class _Entry:
     since: float = field(default_factory=time.time)
     message: str = ""
     shown: ResidencyClass = "absent"
+    folder: Path | None = None  # standalone: the artifact, from which its image is made again
 
     @property
     def key(self) -> m.AdapterKey:
@@ -91,10 +93,14 @@ class AdapterStore:
         self._answers: dict[m.AdapterKey, list[asyncio.Future[m.AdapterState]]] = {}
         self._images: ImageStore | None = None
 
-    def attach(self, images: ImageStore) -> None:
+    async def attach(self, images: ImageStore) -> None:
         """The disk tier exists once the core has told its layout."""
+        try:
+            await images.open()
+        except BaseException:
+            await images.close()
+            raise
         self._images = images
-        images.open()
 
     def loading(self, digest: str) -> bool:
         return any(entry.loading and entry.id.digest == digest for entry in self._entries.values())
@@ -114,7 +120,7 @@ class AdapterStore:
             raise failure.error.with_traceback(None)  # else each raise would add to the one before
         try:
             async with asyncio.timeout(REQUEST_LOAD_SECONDS):
-                await self._load(entry, size, None, pinned=False, warm_wanted=False)
+                await self._load(entry, size, pinned=False, warm_wanted=False)
         except TimeoutError as error:
             raise DeadlineExceeded(f"{adapter.ref} was not loaded within {REQUEST_LOAD_SECONDS:.0f} seconds") from error
         return True
@@ -140,7 +146,7 @@ class AdapterStore:
                 entry.message = ""
                 self._failures.pop(ref, None)
                 if entry.core is None:
-                    await self._load(entry, wanted.bytes, None, pinned=wanted.pinned, warm_wanted=True)
+                    await self._load(entry, wanted.bytes, pinned=wanted.pinned, warm_wanted=True)
                 await self._mark(entry, pinned=wanted.pinned, warm_wanted=True)
         except TimeoutError as error:
             raise NotWarm(f"{adapter.ref} was not warm within {wanted.deadline_s:g} seconds") from error
@@ -149,7 +155,8 @@ class AdapterStore:
     async def put_local(self, adapter: AdapterId, folder: Path) -> None:
         """Standalone: an adapter named on the command line."""
         entry = self._entry(adapter)
-        await self._load(entry, 0, folder, pinned=False, warm_wanted=True)
+        entry.folder = folder
+        await self._load(entry, 0, pinned=False, warm_wanted=True)
 
     async def pin(self, adapter: AdapterId, wanted: Pin) -> Residence:
         if str(adapter.ref) not in self._entries:
@@ -251,12 +258,12 @@ class AdapterStore:
         self._entries.move_to_end(ref)
         return entry
 
-    async def _load(self, entry: _Entry, size: int, folder: Path | None, *, pinned: bool, warm_wanted: bool) -> None:
+    async def _load(self, entry: _Entry, size: int, *, pinned: bool, warm_wanted: bool) -> None:
         """Join the load under way or begin one; the load outlives a waiter that gives up."""
         ref = str(entry.id.ref)
         task = self._loads.get(ref)
         if task is None:
-            task = asyncio.create_task(self._run_load(entry, size, folder, pinned, warm_wanted))
+            task = asyncio.create_task(self._run_load(entry, size, pinned, warm_wanted))
             self._loads[ref] = task
             task.add_done_callback(lambda done: self._loaded(ref, entry, done))
         try:
@@ -266,23 +273,34 @@ class AdapterStore:
                 raise Withdrawn(f"{ref} was withdrawn from this engine") from None
             raise
 
-    async def _run_load(self, entry: _Entry, size: int, folder: Path | None, pinned: bool, warm_wanted: bool) -> None:
+    async def _run_load(self, entry: _Entry, size: int, pinned: bool, warm_wanted: bool) -> None:
         started = self._clock()
         entry.loading, entry.message = True, ""
         self._show(entry)
-        image = self._disk.find(entry.id.digest)
-        tier = "disk" if image is not None else "source"
+        tier, image = "disk", self._disk.find(entry.id.digest)
+        if image is not None:
+            try:
+                await self._hand_over(entry, image, pinned, warm_wanted)
+            except LoraplaneError as error:
+                if error.code != IMAGE_BROKEN:
+                    raise
+                log.warning("the image of %s is made again: %s", entry.id.ref, error.message)
+                self._disk.discard(entry.id.digest, image)
+                image = None
         if image is None:
-            image = await self._image(entry.id.digest, size, folder)
+            tier, image = "source", await self._image(entry, size)
+            await self._hand_over(entry, image, pinned, warm_wanted)
+        self._on_load(tier, self._clock() - started)
+
+    async def _hand_over(self, entry: _Entry, image: Image, pinned: bool, warm_wanted: bool) -> None:
         async with asyncio.timeout(CORE_LOAD_SECONDS), self._answer(entry.key) as answer:
             self._core.send(m.LoadAdapter(key=entry.key, image=str(image.path), pinned=pinned, warm_wanted=warm_wanted))
             await answer
-        self._on_load(tier, self._clock() - started)
 
-    async def _image(self, digest: str, size: int, folder: Path | None) -> Image:
-        if folder is not None:
-            return await self._disk.local(digest, folder)
-        return await self._disk.fetched(digest, size)
+    async def _image(self, entry: _Entry, size: int) -> Image:
+        if entry.folder is not None:
+            return await self._disk.local(entry.id.digest, entry.folder)
+        return await self._disk.fetched(entry.id.digest, size)
 
     def _loaded(self, ref: str, entry: _Entry, task: "asyncio.Task[None]") -> None:
         self._loads.pop(ref, None)
@@ -382,7 +400,7 @@ class AdapterStore:
 
 
 #: Reasons of the core that pass by themselves, so that a client should try again.
-_TEMPORARY = frozenset({"insufficient_memory", "unavailable", "image_broken", "engine_busy"})
+_TEMPORARY = frozenset({"insufficient_memory", "unavailable", IMAGE_BROKEN, "engine_busy"})
 
 
 def _conflict(adapter: AdapterId, entry: _Entry) -> DigestConflict:

@@ -178,7 +178,7 @@ class Engine:
         layout = Layout.parse(ready.layout)
         self._core_ready = ready
         self.hub.model(max_model_len=ready.max_model_len, default_bytes=_typical_bytes(config, layout))
-        self._adapters.attach(
+        await self._adapters.attach(
             ImageStore(
                 self._cache,
                 ready.layout,

@@ -5,10 +5,13 @@ the layout it is filed under.
 """
 
 import asyncio
+import contextlib
+import fcntl
 import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,8 @@ log = logging.getLogger(__name__)
 #: Conversions run one at a time: they take the core's CPUs.
 CONVERSIONS = 1
 FETCHES = 4
+#: An engine that takes another's place waits this long for it to let go of the folder.
+OWNER_SECONDS = 10.0
 
 
 @dataclass
@@ -32,6 +37,7 @@ class Image:
     path: Path
     bytes: int  # in the device layout
     rank: int
+    stored: int  # bytes of the file
 
 
 Source = Callable[[Path], Awaitable[None]]
@@ -49,6 +55,8 @@ class ImageStore:
         fetcher: ArtifactFetcher | None,
         in_use: Callable[[str], bool],
     ) -> None:
+        self._root = folder
+        self._lock: int | None = None
         self._folder = folder / "images" / layout.replace("/", "-")
         self._staging = folder / "staging"
         self._layout = layout
@@ -60,15 +68,22 @@ class ImageStore:
         self._conversions = asyncio.Semaphore(CONVERSIONS)
         self._fetches = asyncio.Semaphore(FETCHES)
 
-    def open(self) -> None:
-        """Make the folders, drop what a crash left behind, find the images of earlier runs."""
-        shutil.rmtree(self._staging, ignore_errors=True)
-        for folder in (self._folder, self._staging):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path in sorted(self._folder.iterdir(), key=lambda file: file.stat().st_mtime):
+    async def open(self) -> None:
+        """Make the folders, drop what a crash left behind, find the images of earlier runs.
+
+        Raises Unavailable when the folder cannot be written or is another engine's.
+        """
+        try:
+            await self._own()
+            shutil.rmtree(self._staging, ignore_errors=True)
+            self._make_folders()
+            found = sorted(self._folder.iterdir(), key=lambda file: file.lstat().st_mtime)
+        except OSError as error:
+            raise Unavailable(f"the cache folder {self._root} cannot be used: {error.strerror}") from error
+        for path in found:
             image = self._read(path, path.name.removesuffix(".image"))
             if image is None:
-                path.unlink(missing_ok=True)
+                _delete(path)
             else:
                 self._images[path.name.removesuffix(".image")] = image
         self._trim()
@@ -82,10 +97,11 @@ class ImageStore:
         if image is None:
             return None
         if self._read(image.path, digest) is None:  # deleted or damaged behind our back
-            image.path.unlink(missing_ok=True)
+            _delete(image.path)
             return None
         self._images[digest] = image
-        os.utime(image.path)
+        with contextlib.suppress(OSError):  # the order of use after a restart is not worth a load
+            os.utime(image.path)
         return image
 
     async def fetched(self, digest: str, size: int) -> Image:
@@ -115,14 +131,41 @@ class ImageStore:
     def remove(self, digest: str) -> None:
         image = self._images.pop(digest, None)
         if image is not None:
-            image.path.unlink(missing_ok=True)
+            _delete(image.path)
+
+    def discard(self, digest: str, image: Image) -> None:
+        """`image` proved unusable; one made since is left alone."""
+        if self._images.get(digest) is image:
+            self.remove(digest)
 
     async def close(self) -> None:
         tasks = list(self._making.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        shutil.rmtree(self._staging, ignore_errors=True)
+        if self._lock is not None:
+            shutil.rmtree(self._staging, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+    async def _own(self) -> None:
+        """One engine per folder: two would delete each other's work. The kernel lets go when the process dies."""
+        self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + OWNER_SECONDS
+        try:
+            while not _locked(lock):  # another process's lock, which no event tells of
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"the cache folder {self._root} is in use by another engine")
+                await asyncio.sleep(0.1)
+        except BaseException:
+            os.close(lock)
+            raise
+        self._lock = lock
+
+    def _make_folders(self) -> None:
+        for folder in (self._folder, self._staging):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     async def _made(self, digest: str, source: Source) -> Image:
         found = self.find(digest)
@@ -142,16 +185,17 @@ class ImageStore:
             task.exception()  # every waiter may have left; then nobody else looks at it
 
     async def _make(self, digest: str, source: Source) -> Image:
-        staging = Path(tempfile.mkdtemp(prefix=digest[:12], dir=self._staging))
         path = self._folder / f"{digest}.image"
         try:
-            await source(staging)
-            async with self._conversions:
-                await convert(staging, path, self._layout, digest)
+            self._make_folders()  # whoever empties a cache takes them along
+            with tempfile.TemporaryDirectory(
+                prefix=digest[:12], dir=self._staging, ignore_cleanup_errors=True
+            ) as staging:
+                await source(Path(staging))
+                async with self._conversions:
+                    await convert(Path(staging), path, self._layout, digest)
         except OSError as error:
             raise Unavailable(f"the disk tier failed: {error.strerror}") from error
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
         image = self._read(path, digest)
         if image is None:
             raise Unavailable("the engine image just written cannot be read")
@@ -163,20 +207,39 @@ class ImageStore:
         if not is_digest(digest):
             return None
         try:
-            manifest, _ = read_manifest(path)
+            manifest, start = read_manifest(path)
         except (LoraplaneError, OSError) as error:
             log.warning("image %s is not usable: %s", digest[:12], error)
             return None
         if manifest.digest != digest or manifest.layout != self._layout:
             return None
-        return Image(path, manifest.data_bytes, manifest.rank)
+        return Image(path, manifest.data_bytes, manifest.rank, start + manifest.data_bytes)
 
     def _trim(self, keep: str = "") -> None:
-        total = sum(image.path.stat().st_size for image in self._images.values())
+        total = sum(image.stored for image in self._images.values())
         for digest, image in list(self._images.items()):
             if total <= self._limit:
                 return
             if digest == keep or self._in_use(digest):
                 continue
-            total -= image.path.stat().st_size
+            total -= image.stored
             self.remove(digest)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _delete(path: Path) -> None:
+    """Whatever is there, if it can be deleted: what stays is overwritten or refused when it is read again."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be deleted: %s", path.name, error.strerror)
