@@ -59,7 +59,7 @@ drift: $(VENV)/.stamp
 	@$(BIN)/python -m loraplane_core.resources.crds --check crds
 
 test: $(VENV)/.stamp model
-	@$(BIN)/pytest -q
+	@$(BIN)/pytest -q -n 2 --dist loadfile  # more waiting than work: two workers halve it
 
 bench-engine: $(VENV)/.stamp model ## Engine speed as JSON; PEER=vllm measures the peer in the same run
 	@$(BIN)/python bench/engine.py $(if $(PEER),--peer $(PEER))
