@@ -11,6 +11,7 @@ Platform (admin key):
   POST            /admin/tenants/{tenant}/adapters/{adapter}/versions/{v}/verify   -> Version (?wait=SECONDS)
   DELETE          /admin/tenants/{tenant}/adapters/{adapter}/versions/{v}
   POST            /admin/tenants/{tenant}/adapters/{adapter}/activate       Activate -> Adapter
+  POST            /admin/tenants/{tenant}/adapters/{adapter}/traffic        SetTraffic -> Adapter
   POST            /admin/tenants/{tenant}/adapters/{adapter}/rollback       Rollback -> Adapter
   POST            /admin/tenants/{tenant}/uploads                           -> Upload
   PUT             /admin/tenants/{tenant}/uploads/{id}/files/{name}         body from Upload-Offset -> Upload
@@ -22,6 +23,8 @@ Operator (operator credential):
   DELETE          /operator/claims/{uid}               ?versions=retain|delete
   POST            /operator/claims/{uid}/register      RegisterSource -> Version
   POST            /operator/claims/{uid}/activate      Activate -> Adapter
+  POST            /operator/claims/{uid}/traffic       SetTraffic -> Adapter
+  POST            /operator/warm/{tenant}/{adapter}    Warmed -> Adapter: flips the intent it names, else changes nothing
   GET             /operator/feed?cursor=N              text/event-stream of FeedEvent; cursor absent or too old: one
                                                        `event: snapshot` (FeedSnapshot), then `event: change` (Adapter
                                                        or removed) with `id:` the cursor; comment heartbeats every 1 s
@@ -106,6 +109,7 @@ class Version(msgspec.Struct, kw_only=True, frozen=True):
     digest: str = ""
     bytes: int = 0
     rank: int = 0
+    parameters: int = 0  # elements of all its tensors; 0 = ingested by a release that did not count
     target_modules: list[str] = []
     base_model: str = ""
     base_digest: str = ""
@@ -127,7 +131,8 @@ class Adapter(msgspec.Struct, kw_only=True, frozen=True):
     claim_uid: str = ""
     claim_ref: str = ""  # namespace/name of the object
     activation_owner: Literal["registry", "object"] = "registry"
-    active_version: int = 0  # 0 = none
+    active_version: int = 0  # of several weighted ones the heaviest, then the oldest; 0 = none
+    intent_version: int = 0  # becomes active once warm (Activate.wait); the operator warms it beside the active ones
     previous_version: int = 0  # what a rollback without a target goes to; 0 = none
     versions: list[Version] = []
 
@@ -139,6 +144,27 @@ class AdapterList(msgspec.Struct, kw_only=True, frozen=True):
 class Activate(msgspec.Struct, kw_only=True, frozen=True):
     version: int
     expect_active: int | None = None  # compare-and-set on the version active before
+    wait: Literal["", "warm"] = ""  # warm: flip once the operator saw it warm, or 504 `not_warm` and no change
+    deadline_s: float = 30.0  # of the wait
+
+
+class Share(msgspec.Struct, kw_only=True, frozen=True):
+    version: int
+    weight: int  # percent, 1 to 100
+
+
+class SetTraffic(msgspec.Struct, kw_only=True, frozen=True):
+    """All weights of an adapter in one transaction; they sum to 100, versions not named get 0."""
+
+    shares: list[Share]
+    expect: list[Share] | None = None  # compare-and-set on the shares before
+
+
+class Warmed(msgspec.Struct, kw_only=True, frozen=True):
+    """The operator's word that a version is warm wherever the adapter should be warm."""
+
+    version: int
+    digest: str
 
 
 class Rollback(msgspec.Struct, kw_only=True, frozen=True):
