@@ -24,7 +24,7 @@ Operator (operator credential):
   POST            /operator/claims/{uid}/register      RegisterSource -> Version
   POST            /operator/claims/{uid}/activate      Activate -> Adapter
   POST            /operator/claims/{uid}/traffic       SetTraffic -> Adapter
-  POST            /operator/warm/{tenant}/{adapter}    Warmed -> Adapter: flips the intent it names, else changes nothing
+  POST            /operator/warm/{tenant}/{adapter}    Warmed -> Adapter: flips that intent or does nothing
   GET             /operator/feed?cursor=N              text/event-stream of FeedEvent; cursor absent or too old: one
                                                        `event: snapshot` (FeedSnapshot), then `event: change` (Adapter
                                                        or removed) with `id:` the cursor; comment heartbeats every 1 s
