@@ -31,7 +31,10 @@ class WorkloadSpec:
     replicas: int
     engine: tuple[tuple[str, str], ...]
     epoch: int
-    revision: str
+    revision: str  # a hash of all above that a running engine would have to be replaced for
+    image: str = ""  # "": the site's
+    resources: tuple[tuple[str, str, str], ...] = ()  # (limits or requests, resource, quantity)
+    pod_template: str = ""  # a merge patch for the pods, as JSON; only Kubernetes knows pods
 
 
 @dataclass(frozen=True, slots=True)
