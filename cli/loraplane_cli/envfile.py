@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from loraplane_cli.supervisor.files import write_atomic
+from loraplane_core.files import write_atomic
 
 GATEWAY_URL = "LORAPLANE_GATEWAY_URL"
 ADMIN_URL = "LORAPLANE_ADMIN_URL"

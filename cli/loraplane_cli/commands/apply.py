@@ -16,10 +16,10 @@ from loraplane_cli.objects import KINDS
 from loraplane_cli.output import REFUSED, TIMED_OUT, console, errors, leave, print_json
 from loraplane_cli.progress import Progress, Snapshot, follow
 from loraplane_cli.session import DEFAULT_STATE, Json, StateDir
-from loraplane_cli.supervisor.files import write_atomic
 from loraplane_cli.supervisor.layout import StateFolder
 from loraplane_cli.supervisor.record import running
 from loraplane_core.errors import NotFound
+from loraplane_core.files import write_atomic
 from loraplane_core.labels import TENANT_KIND
 
 APPLIED = "applied"

@@ -1,28 +1,11 @@
-"""Small files of the state folder: written whole or not at all, private unless said otherwise."""
+"""The state folder's private folders and secrets."""
 
-import contextlib
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 from loraplane_cli.errors import LocalError
-
-
-def write_atomic(path: Path, content: str | bytes, mode: int = 0o600) -> None:
-    """Replace `path` by one rename; readers see the old or the new content, never a part."""
-    data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            os.fchmod(stream.fileno(), mode)  # whatever the umask
-            stream.write(data)
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
+from loraplane_core.files import write_atomic
 
 
 def private_folder(path: Path) -> Path:

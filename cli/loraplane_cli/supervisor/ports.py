@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from loraplane_cli.supervisor.files import write_atomic
+from loraplane_core.files import write_atomic
 
 LOOPBACK = "127.0.0.1"
 

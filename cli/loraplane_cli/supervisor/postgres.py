@@ -27,10 +27,11 @@ from urllib.parse import quote
 import psutil
 
 from loraplane_cli.errors import LocalError, StartFailed
-from loraplane_cli.supervisor.files import private_folder, secret_file, write_atomic
+from loraplane_cli.supervisor.files import private_folder, secret_file
 from loraplane_cli.supervisor.ports import LOOPBACK, PortBook
 from loraplane_cli.supervisor.processes import ended
 from loraplane_cli.supervisor.spec import ProcessSpec, RunAs, open_log, spawn, tail
+from loraplane_core.files import write_atomic
 
 SUPERUSER = "postgres"
 OWNER = "loraplane"

@@ -18,8 +18,8 @@ import msgspec
 import psutil
 
 from loraplane_cli.errors import AlreadyRunning
-from loraplane_cli.supervisor.files import write_atomic
 from loraplane_cli.supervisor.layout import StateFolder
+from loraplane_core.files import write_atomic
 
 log = logging.getLogger(__name__)
 #: In the environment of every child: the token of the run it belongs to.

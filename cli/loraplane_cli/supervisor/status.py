@@ -5,8 +5,8 @@ from typing import Literal
 
 import msgspec
 
-from loraplane_cli.supervisor.files import write_atomic
 from loraplane_cli.supervisor.layout import StateFolder
+from loraplane_core.files import write_atomic
 from loraplane_core.wire.supervisor import WorkloadStatus
 
 RunPhase = Literal["starting", "running", "stopping", "failed"]

@@ -14,9 +14,9 @@ import msgspec
 
 from loraplane_cli.documents import is_ours, load_raw, yaml_files
 from loraplane_cli.errors import BadDocument
-from loraplane_cli.supervisor.files import write_atomic
 from loraplane_core import wire
 from loraplane_core.errors import InvalidParameter, InvalidRequest, LoraplaneError, from_wire
+from loraplane_core.files import write_atomic
 from loraplane_core.labels import TENANT_KIND
 from loraplane_core.resources.documents import parse_document
 from loraplane_core.resources.tenant import Tenant

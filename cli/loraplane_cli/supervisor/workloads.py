@@ -16,13 +16,13 @@ from pathlib import Path
 
 import msgspec
 
-from loraplane_cli.supervisor.files import write_atomic
 from loraplane_cli.supervisor.keeper import Component, Keeper, Phase
 from loraplane_cli.supervisor.layout import StateFolder
 from loraplane_cli.supervisor.ports import LOOPBACK, PortBook
 from loraplane_cli.supervisor.record import RunRecord
 from loraplane_cli.supervisor.spec import ProcessSpec
 from loraplane_core.errors import NotFound
+from loraplane_core.files import write_atomic
 from loraplane_core.identity import PoolRef, ReplicaId
 from loraplane_core.wire.endpoints import Endpoint, to_slice
 from loraplane_core.wire.supervisor import ReplicaStatus, Workload, WorkloadStatus

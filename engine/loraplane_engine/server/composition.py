@@ -16,6 +16,7 @@ from loraplane_core import headers as names
 from loraplane_core.artifact.digest import base_digest
 from loraplane_core.artifact.preflight import Limits, preflight
 from loraplane_core.errors import LoraplaneError, Unavailable
+from loraplane_core.files import write_ports
 from loraplane_core.identity import AdapterId, ReplicaId
 from loraplane_core.wire.engine import ModelInfo, Residence
 from loraplane_engine import messages as m
@@ -32,7 +33,7 @@ from loraplane_engine.server.data_app import ModelCard, OpenAIRoutes
 from loraplane_engine.server.fetch import ArtifactFetcher
 from loraplane_engine.server.health_app import HEALTH_PREFIX, Health, metrics_router
 from loraplane_engine.server.images import ImageStore
-from loraplane_engine.server.listeners import Listener, write_ports
+from loraplane_engine.server.listeners import Listener
 from loraplane_engine.server.metrics import Metrics
 from loraplane_engine.server.protocol import RequestReader
 from loraplane_engine.server.reference import ManagedReferences, References, StandaloneReferences

@@ -2,11 +2,8 @@
 
 import asyncio
 import contextlib
-import json
-import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -70,10 +67,3 @@ def _bind(host: str, port: int) -> socket.socket:
         raise
     found.setblocking(False)
     return found
-
-
-def write_ports(path: Path, ports: dict[str, int]) -> None:
-    """Atomic: a reader sees the whole file or none."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(ports))
-    temporary.replace(path)

@@ -1,20 +1,18 @@
 """`loraplane-gateway data`: settings, listeners, signals, ports file."""
 
 import asyncio
-import json
 import logging
-import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import uvicorn
 from prometheus_client import start_http_server
 from pydantic import ValidationError
 
+from loraplane_core.files import write_ports
 from loraplane_gateway.data.app import App, running
 from loraplane_gateway.data.settings import DataSettings
 from loraplane_gateway.listener import JsonH11Protocol
@@ -106,9 +104,3 @@ def _metrics_listener(app: App, host: str, port: int) -> Iterator[int]:
         server.shutdown()
         server.server_close()
         thread.join(timeout=5)
-
-
-def write_ports(path: Path, ports: dict[str, int]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(ports))
-    temporary.replace(path)

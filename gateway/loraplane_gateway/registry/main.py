@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +14,7 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
+from loraplane_core.files import write_ports
 from loraplane_gateway.db.engine import create_engine
 from loraplane_gateway.db.sessions import PLATFORM, session_maker, transaction
 from loraplane_gateway.listener import JsonH11Protocol
@@ -213,9 +212,7 @@ def _write_ports(file: Path | None, admin: socket.socket, artifact: socket.socke
     if file is None:
         return
     ports = {"admin": admin.getsockname()[1], "artifact": artifact.getsockname()[1]}
-    temporary = file.with_name(f"{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(ports))
-    temporary.replace(file)
+    write_ports(file, ports)
 
 
 async def _housekeeping(state: RegistryState) -> None:

@@ -5,7 +5,6 @@ from spec. Files are replaced atomically and only when something changed.
 """
 
 import json
-import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from loraplane_core.errors import InvalidParameter
+from loraplane_core.files import write_atomic
 from loraplane_core.identity import PoolRef
 from loraplane_core.labels import FINALIZER, GROUP
 from loraplane_core.resources.adapter import LoRAAdapter
@@ -176,8 +176,5 @@ def _labels(document: Document) -> dict[str, dict[str, str]]:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Atomic: a reader sees the old content or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(text)
-    os.replace(fresh, path)  # noqa: PTH105 - says what it does
+    write_atomic(path, text, 0o644)
