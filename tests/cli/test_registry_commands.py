@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from loraplane_core.wire.registry import Activate, Rollback
 from tests.cli.registry_fake import Command, Registry, install
 
 ADAPTER = "/admin/tenants/acme/adapters/pirate"
@@ -127,7 +129,9 @@ def test_activate_verify_delete_and_rollback_name_the_version(registry: Registry
     assert command.json("rollback", "acme/pirate", "--to", "2")["active_version"] == 2
     assert command.json("adapter", "verify", "acme/pirate@4")["version"] == 4
     assert command.json("adapter", "delete", "acme/pirate@1") == {"deleted": "acme/pirate@1"}
-    assert registry.bodies() == [{"version": 3, "expect_active": 2}, {"version": None}, {"version": 2}]
+    activated, rolled_back, rolled_to = registry.bodies()
+    assert msgspec.convert(activated, Activate) == Activate(version=3, expect_active=2)
+    assert [msgspec.convert(body, Rollback) for body in (rolled_back, rolled_to)] == [Rollback(), Rollback(version=2)]
 
 
 def test_show_lists_every_version(registry: Registry, command: Command) -> None:
