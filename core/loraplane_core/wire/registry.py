@@ -134,6 +134,8 @@ class Adapter(msgspec.Struct, kw_only=True, frozen=True):
     active_version: int = 0  # of several weighted ones the heaviest, then the oldest; 0 = none
     intent_version: int = 0  # becomes active once warm (Activate.wait); the operator warms it beside the active ones
     previous_version: int = 0  # what a rollback without a target goes to; 0 = none
+    source_hash: str = ""  # of the source that the claim's object registered last; "" = none, or not told
+    source_version: int = 0  # the version that source is; it may have been removed since
     versions: list[Version] = []
 
 
