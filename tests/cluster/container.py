@@ -12,6 +12,7 @@ from typing import Any
 #: A container whose image is named like this runs the engine without a model; every other one the real engine.
 FAKE_IMAGE = "localhost/fake-engine:1"
 REAL_IMAGE = "localhost/loraplane-engine:1"
+ROOT = Path(__file__).parents[2]
 _VARIABLE = re.compile(r"\$\(([A-Z_][A-Z0-9_]*)\)")
 _INHERITED = ("PATH", "HOME", "LC_ALL", "LANG", "TORCHINDUCTOR_CACHE_DIR")
 

@@ -34,7 +34,7 @@ from loraplane_engine.server.core_client import CoreClient
 from loraplane_engine.server.fetch import ArtifactFetcher
 from loraplane_engine.server.health_app import Health
 from loraplane_engine.server.images import Image, ImageStore
-from loraplane_engine.server.listeners import Listener, write_ports
+from loraplane_engine.server.listeners import Listener
 from loraplane_engine.server.reference import ManagedReferences
 from loraplane_engine.server.state import StateHub
 from loraplane_engine.server.text import read_json
@@ -208,8 +208,6 @@ class FakeEngine:
         found = {name: Listener(settings.host, port, app) for name, (port, app) in apps.items()}
         for listener in found.values():
             listener.start()
-        if settings.ports_file is not None:
-            write_ports(settings.ports_file, {name: listener.port for name, listener in found.items()})
         return list(found.values())
 
     async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:

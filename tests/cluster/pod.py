@@ -169,6 +169,7 @@ class Pod:
             self._process = await asyncio.create_subprocess_exec(
                 *wanted.argv,
                 env=wanted.env,
+                cwd=container.ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
