@@ -109,6 +109,9 @@ class NoImages(ImageStore):
     async def open(self) -> None:
         self._where.mkdir(parents=True, exist_ok=True)
 
+    def has(self, digest: str) -> bool:
+        return digest in self.sizes
+
     def find(self, digest: str) -> Image | None:
         size = self.sizes.get(digest)
         return None if size is None else Image(self._where, size, 1, size)

@@ -203,6 +203,14 @@ class System:
     def until_gone(self, name: str, seconds: float = 30) -> None:
         until(lambda: self.get(name) is None, seconds, lambda: self.explain(name))
 
+    def clear(self, seconds: float = 60) -> None:
+        """Delete all adapters and wait until the operator has let them go."""
+        names = [raw["metadata"]["name"] for raw in self.kube.items(ADAPTERS.format(namespace=self.namespace))]
+        for name in names:
+            self.delete(name)
+        for name in names:
+            self.until_gone(name, seconds)
+
     def events(self, name: str = "") -> list[tuple[str, str]]:
         """(reason, message) of this namespace's Events about `name`, or all of the operator's."""
         raw = self.kube.items(f"/api/v1/namespaces/{self.namespace}/events")
