@@ -12,6 +12,7 @@ from pathlib import Path
 from loraplane_core import credentials
 from loraplane_operator import health, logs, settings
 from loraplane_operator.cluster.local import LocalCluster
+from loraplane_operator.cluster.pod_template import ALLOWANCES
 from loraplane_operator.cluster.port import Cluster
 from loraplane_operator.reconcile import Reconciler
 
@@ -36,10 +37,19 @@ def parse(arguments: Sequence[str]) -> settings.Local | settings.Kubernetes:
     kubernetes.add_argument("--namespace", action="append", required=True, dest="namespaces", help="may be repeated")
     kubernetes.add_argument("--engine-image", required=True)
     kubernetes.add_argument("--model-claim", required=True, help="claim mounted as the model root")
+    kubernetes.add_argument(
+        "--allow-pod-template",
+        action="append",
+        default=[],
+        choices=ALLOWANCES,
+        dest="pod_template_allowed",
+        help="what a pool's podTemplate may ask for beyond the restricted rules; may be repeated",
+    )
     values = vars(parser.parse_args(arguments))
     kind = settings.Local if values.pop("mode") == "local" else settings.Kubernetes
     if "namespaces" in values:
         values["namespaces"] = tuple(values["namespaces"])
+        values["pod_template_allowed"] = frozenset(values["pod_template_allowed"])
     try:
         return kind(**values)
     except ValueError as error:
@@ -65,7 +75,7 @@ async def run_kubernetes(options: settings.Kubernetes, master: bytes) -> None:
     from loraplane_operator.cluster.manifests import Site
 
     api = await KubeApi.connect()
-    site = Site(engine_image=options.engine_image, model_claim=options.model_claim)
+    site = Site(options.engine_image, options.model_claim, options.pod_template_allowed)
     cluster = KubernetesCluster(api, namespaces=options.namespaces, site=site)
     reconciler = _reconciler(cluster, options, master)
     stop = threading.Event()

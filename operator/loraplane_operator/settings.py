@@ -31,3 +31,4 @@ class Kubernetes(Common):
     namespaces: tuple[str, ...]  # where objects are honoured
     engine_image: str
     model_claim: str  # the claim mounted as the model root
+    pod_template_allowed: frozenset[str] = frozenset()  # what pools may set beyond the restricted rules

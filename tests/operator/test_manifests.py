@@ -1,11 +1,14 @@
 """What a pool is on Kubernetes, as plain data."""
 
+import base64
+import json
+from dataclasses import replace
 from typing import Any
 
 from loraplane_core.identity import PoolRef
 from loraplane_core.wire.supervisor import EngineCredentials
 from loraplane_operator.actions import WorkloadSpec
-from loraplane_operator.cluster.manifests import Site, workload_manifests
+from loraplane_operator.cluster.manifests import Site, site_revision, wished_revision, workload_manifests
 
 SPEC = WorkloadSpec(
     pool=PoolRef("prod", "llama"),
@@ -18,13 +21,18 @@ SPEC = WorkloadSpec(
 CREDENTIALS = EngineCredentials(epoch=1, data=["d"], state=["s"], admin=["a"], fetch="f")
 
 
-def made() -> dict[str, dict[str, Any]]:
-    manifests = workload_manifests(SPEC, CREDENTIALS, Site("engine:1", "models"))
+def made(**changes: Any) -> dict[str, dict[str, Any]]:
+    manifests = workload_manifests(replace(SPEC, **changes), CREDENTIALS, Site("engine:1", "models"))
     return {manifest["kind"]: manifest for _, manifest in manifests}
 
 
-def container() -> dict[str, Any]:
-    found: dict[str, Any] = made()["StatefulSet"]["spec"]["template"]["spec"]["containers"][0]
+def container(**changes: Any) -> dict[str, Any]:
+    found: dict[str, Any] = made(**changes)["StatefulSet"]["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def pod_spec(**changes: Any) -> dict[str, Any]:
+    found: dict[str, Any] = made(**changes)["StatefulSet"]["spec"]["template"]["spec"]
     return found
 
 
@@ -33,6 +41,7 @@ def test_secret_comes_before_what_mounts_it() -> None:
     assert paths == [
         "/api/v1/namespaces/prod/secrets/llama-engine",
         "/api/v1/namespaces/prod/services/llama",
+        "/apis/policy/v1/namespaces/prod/poddisruptionbudgets/llama",
         "/apis/apps/v1/namespaces/prod/statefulsets/llama",
     ]
 
@@ -59,12 +68,14 @@ def test_engine_gets_its_options_and_its_own_id() -> None:
 def test_credentials_are_only_in_the_secret() -> None:
     found = made()
     secret = found.pop("Secret")
-    assert '"fetch":"f"' in secret["stringData"]["credentials.json"]
-    assert "stringData" not in str(found)
+    held = json.loads(base64.b64decode(secret["data"]["credentials.json"]))
+    assert (held["epoch"], held["fetch"]) == (1, "f")
+    assert "data" not in found["Service"] and "credentials.json" not in str(found["Service"])
+    assert secret["data"]["credentials.json"] not in str(found)
 
 
 def test_engine_pod_is_locked_down() -> None:
-    pod = made()["StatefulSet"]["spec"]["template"]["spec"]
+    pod = pod_spec()
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert container()["securityContext"]["allowPrivilegeEscalation"] is False
@@ -75,3 +86,42 @@ def test_ports_are_named_as_the_endpoint_slices_of_routing_need_them() -> None:
     service = made()["Service"]["spec"]
     assert service["clusterIP"] == "None"
     assert {port["name"] for port in service["ports"]} == {"data", "admin", "metrics"}
+
+
+def test_endpoints_are_ready_only_when_their_pods_are() -> None:
+    """With publishNotReadyAddresses the EndpointSlice would call every endpoint ready."""
+    assert not made()["Service"]["spec"].get("publishNotReadyAddresses")
+
+
+def test_a_drained_node_takes_one_replica_at_a_time() -> None:
+    spec = made()["PodDisruptionBudget"]["spec"]
+    assert spec["maxUnavailable"] == 1
+    assert spec["selector"] == made()["StatefulSet"]["spec"]["selector"]
+
+
+def test_kubelet_waits_longer_than_the_engine_drains() -> None:
+    (drain,) = [each for each in container()["args"] if each.startswith("--drain-seconds=")]
+    assert pod_spec()["terminationGracePeriodSeconds"] > float(drain.partition("=")[2])
+
+
+def test_pool_may_choose_image_and_resources() -> None:
+    found = container(image="mine:2", resources=(("limits", "memory", "4Gi"), ("requests", "cpu", "2")))
+    assert found["image"] == "mine:2"
+    assert found["resources"] == {"limits": {"memory": "4Gi"}, "requests": {"cpu": "2"}}
+    assert container()["image"] == "engine:1"
+
+
+def test_base_on_a_claim_of_its_own_is_mounted_from_there_read_only() -> None:
+    engine = (("model", "/claims/bases/llama"),)
+    (volume,) = [each for each in pod_spec(engine=engine)["volumes"] if each["name"] == "models"]
+    (mount,) = [each for each in container(engine=engine)["volumeMounts"] if each["name"] == "models"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "bases", "readOnly": True}
+    assert (mount["mountPath"], mount["readOnly"]) == ("/claims/bases", True)
+
+
+def test_pods_of_another_site_or_release_are_of_another_revision() -> None:
+    here, there = Site("engine:1", "models"), Site("engine:2", "models")
+    annotations = made()["StatefulSet"]["spec"]["template"]["metadata"]["annotations"]
+    annotation = annotations["loraplane.dev/revision"]
+    assert wished_revision(annotation, site_revision(here)) == SPEC.revision
+    assert wished_revision(annotation, site_revision(there)) != SPEC.revision

@@ -85,6 +85,7 @@ class Reason(StrEnum):
     CRASH_LOOP = "CrashLoop", "A replica keeps dying."
     BASE_NOT_FOUND = "BaseNotFound", "The base model's files are missing."
     BASE_DIGEST_MISMATCH = "BaseDigestMismatch", "A replica holds other base weights than declared."
+    POD_TEMPLATE_NOT_ALLOWED = "PodTemplateNotAllowed", "podTemplate asks for what the platform does not allow pools."
     SCALED_TO_ZERO = "ScaledToZero", "The pool has no replicas by choice."
     HEALTHY = "Healthy", "Nothing is degraded."
 

@@ -16,8 +16,13 @@ from loraplane_core.errors import Conflict, Forbidden, InvalidRequest, Loraplane
 from loraplane_core.labels import FIELD_MANAGER
 
 CALL_SECONDS = 10.0
+PAGE = "500"
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
+
+
+class Expired(InvalidRequest):
+    """410: the state that was asked for is forgotten."""
 
 
 class KubeApi:
@@ -30,25 +35,36 @@ class KubeApi:
     async def connect(cls) -> "KubeApi":
         """With the pod's service account, or the kubeconfig of whoever starts it."""
         configuration = client.Configuration()
+        configuration.client_session_kwargs = {"trust_env": False}  # as kopf: not by way of anybody's proxy
         await config.load_config(client_configuration=configuration)
         return cls(configuration)
 
     async def close(self) -> None:
         await self._client.close()
 
-    async def list(self, path: str, **query: str) -> list[dict[str, Any]]:
-        """All items, page by page."""
+    async def get(self, path: str) -> dict[str, Any]:
+        return await self._request("GET", path)
+
+    async def list_items(self, path: str, **query: str) -> tuple[list[dict[str, Any]], str]:
+        """All items, page by page, and the resourceVersion whose state they show."""
+        try:
+            return await self._pages(path, query)
+        except Expired:  # the pages took so long that the state they show was forgotten
+            return await self._pages(path, query)
+
+    async def _pages(self, path: str, query: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
         items: list[dict[str, Any]] = []
         token = ""
         while True:
-            page = await self._request("GET", path, query={**query, "limit": "500", "continue": token})
+            page = await self._request("GET", path, query={**query, "limit": PAGE, "continue": token})
             items += page.get("items") or []
-            token = (page.get("metadata") or {}).get("continue") or ""
+            metadata = page.get("metadata") or {}
+            token = metadata.get("continue") or ""
             if not token:
-                return items
+                return items, metadata.get("resourceVersion") or ""
 
     async def merge(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._request("PATCH", path, body, content_type=MERGE_PATCH)
+        return await self._request("PATCH", path, body, query={"fieldManager": FIELD_MANAGER}, content_type=MERGE_PATCH)
 
     async def apply(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Server-side apply; this operator is the one owner of the fields it sets."""
@@ -104,7 +120,7 @@ def _read(status: int, data: bytes) -> dict[str, Any]:
 
 
 def _refusal(status: int, message: str) -> LoraplaneError:
-    kinds: dict[int, type[LoraplaneError]] = {403: Forbidden, 404: NotFound, 409: Conflict}
+    kinds: dict[int, type[LoraplaneError]] = {403: Forbidden, 404: NotFound, 409: Conflict, 410: Expired}
     kind = kinds.get(status, InvalidRequest if 400 <= status < 500 and status != 429 else Unavailable)
     code = "cluster_unavailable" if kind is Unavailable else None
     return kind(f"the API server answered {status}: {message or 'no message'}", code=code)

@@ -1,26 +1,18 @@
-"""The Cluster port on Kubernetes. Objects and pods come by LIST once and by kopf's watch from then on
-(`seen`); writes are patches. kopf keeps nothing in the objects: the finalizer and the status are ours.
+"""The Cluster port on Kubernetes. Objects and pods come by lists and by kopf's watch (`seen`); writes are
+server-side applies under one field manager. kopf keeps nothing in the objects: finalizer and status are ours.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-import uuid
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
 
-from loraplane_core.errors import InvalidParameter, LoraplaneError, NotFound
+from loraplane_core.errors import Conflict, InvalidParameter, LoraplaneError, NotFound, Unavailable
 from loraplane_core.identity import PoolRef, ReplicaId
-from loraplane_core.labels import (
-    ADAPTER_KIND,
-    API_VERSION,
-    FINALIZER,
-    GROUP,
-    LABEL_POOL,
-    MANAGED_BY,
-    POOL_KIND,
-    VERSION,
-)
+from loraplane_core.labels import ADAPTER_KIND, API_VERSION, FINALIZER, POOL_KIND
 from loraplane_core.resources import uris
 from loraplane_core.resources.adapter import LoRAAdapter
 from loraplane_core.resources.documents import parse_document
@@ -29,37 +21,27 @@ from loraplane_core.resources.reasons import Reason
 from loraplane_core.wire.supervisor import EngineCredentials
 from loraplane_operator.actions import Note, ObjectRef, WorkloadSpec
 from loraplane_operator.backoff import Backoff
-from loraplane_operator.cluster import manifests
+from loraplane_operator.cluster import manifests, pods
+from loraplane_operator.cluster.cache import Cache, Entry
+from loraplane_operator.cluster.kinds import ADAPTER, KINDS, POD, POOL, STATEFUL_SET, ref_of
 from loraplane_operator.cluster.kube_api import KubeApi
+from loraplane_operator.cluster.ownership import owned_status
 from loraplane_operator.cluster.port import Observation
+from loraplane_operator.cluster.recorder import Recorder
 from loraplane_operator.objects import adapter_object, pool_object
-from loraplane_operator.plan.conditions import rfc3339
-from loraplane_operator.words import AdapterObject, BaseLocation, PoolObject, Replica
+from loraplane_operator.words import AdapterObject, BaseLocation, PoolObject
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 #: Watches do the work; a full list now and then finds what they may have missed.
-RELIST_SECONDS = 300.0
-_RETRY = Backoff(first=0.5, cap=10.0)
-
-
-class Kind(NamedTuple):
-    name: str
-    root: str  # API path before /namespaces
-    plural: str
-    selector: str = ""
-
-    def path(self, namespace: str, name: str = "") -> str:
-        return f"{self.root}/namespaces/{namespace}/{self.plural}" + (f"/{name}" if name else "")
-
-
-POOL = Kind(POOL_KIND, f"/apis/{API_VERSION}", "basemodelpools")
-ADAPTER = Kind(ADAPTER_KIND, f"/apis/{API_VERSION}", "loraadapters")
-STATEFUL_SET = Kind("StatefulSet", "/apis/apps/v1", "statefulsets", LABEL_POOL)
-POD = Kind("Pod", "/api/v1", "pods", LABEL_POOL)
-KINDS = {kind.name: kind for kind in (POOL, ADAPTER, STATEFUL_SET, POD)}
-RESOURCES = {POOL_KIND: (GROUP, VERSION, POOL.plural), ADAPTER_KIND: (GROUP, VERSION, ADAPTER.plural)}
+RELIST_SECONDS = 60.0
+#: The manifests that are not watched (Service, Secret, budget) are applied again this often.
+REAPPLY_SECONDS = 300.0
+#: Doubts come in bursts, one per object of a list.
+_GATHER_SECONDS = 0.5
+_RETRY_LIST = Backoff(first=0.25, cap=2.0)
+_RETRY_CONFLICT = Backoff(first=0.05, cap=1.0)
+_CONFLICT_ATTEMPTS = 8
 
 
 class KubernetesCluster:
@@ -76,8 +58,19 @@ class KubernetesCluster:
         self._api = api
         self._namespaces = tuple(sorted(set(namespaces)))
         self._site = site
-        self._clock = clock
-        self._objects: dict[ObjectRef, dict[str, Any]] = {}
+        site_revision = manifests.site_revision(site)
+        self._cache = Cache(
+            {
+                POOL.name: _pool,
+                ADAPTER.name: _adapter,
+                STATEFUL_SET.name: pods.set_view,
+                POD.name: lambda raw: pods.pod_view(raw, site_revision),
+            }
+        )
+        self._recorder = Recorder(api, clock)
+        self._applied: dict[PoolRef, tuple[WorkloadSpec, EngineCredentials]] = {}
+        self._applying: defaultdict[PoolRef, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._doubt = asyncio.Event()
         self._complete = False
         self._wake: Callable[[], None] = lambda: None
 
@@ -85,207 +78,201 @@ class KubernetesCluster:
         self._wake = wake
 
     async def run(self) -> None:
-        failures = 0
+        failures, reapply_at = 0, time.monotonic() + REAPPLY_SECONDS
         while True:
+            self._doubt.clear()
             try:
                 await self.relist()
                 failures = 0
+                if time.monotonic() >= reapply_at:
+                    reapply_at = time.monotonic() + REAPPLY_SECONDS
+                    await self._reapply()
             except LoraplaneError as error:
                 failures += 1
-                log.warning("the cluster could not be listed", extra={"error": error.message})
-            await asyncio.sleep(_RETRY.delay(failures) if failures else RELIST_SECONDS)
+                log.warning("the cluster could not be read", extra={"error": error.message})
+            if failures:
+                await asyncio.sleep(_RETRY_LIST.delay(failures))
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RELIST_SECONDS):
+                    await self._doubt.wait()
+            await asyncio.sleep(_GATHER_SECONDS)
 
     async def relist(self) -> None:
-        fresh: dict[ObjectRef, dict[str, Any]] = {}
+        changed = not self._complete
         for kind in KINDS.values():
             for namespace in self._namespaces:
                 query = {"labelSelector": kind.selector} if kind.selector else {}
-                for raw in await self._api.list(kind.path(namespace), **query):
-                    fresh[_ref(kind.name, raw)] = raw
-        self._objects = fresh
+                items, version = await self._api.list_items(kind.path(namespace), **query)
+                changed |= self._cache.replace(kind.name, namespace, items, version)
         self._complete = True
-        self._wake()
+        if changed:
+            self._wake()
 
-    def seen(self, kind: str, raw: Mapping[str, Any], deleted: bool) -> None:
-        """One watch event, as kopf delivers it."""
-        ref = _ref(kind, raw)
+    def seen(self, kind: str, raw: Mapping[str, Any], deleted: bool, listed: bool = False) -> None:
+        """One watch event, as kopf delivers it. `listed`: it began anew with a list, which tells no deletions."""
+        ref = ref_of(kind, raw)
         if ref.namespace not in self._namespaces:
             return
-        if deleted:
-            self._objects.pop(ref, None)
-        else:
-            self._objects[ref] = dict(raw)
-        self._wake()
+        if listed:
+            self._doubt.set()
+        uid = raw["metadata"].get("uid", "")
+        if self._cache.drop(ref, uid) if deleted else self._cache.put(kind, dict(raw)):
+            self._wake()
 
     async def observe(self) -> Observation | None:
         if not self._complete:
             return None
-        pools = {pool.ref: pool for pool in self._parsed(POOL, _pool)}
+        pools: dict[PoolRef, PoolObject] = {pool.ref: pool for pool in self._cache.views(POOL.name)}
         return Observation(
             pools=pools,
-            adapters=tuple(self._parsed(ADAPTER, _adapter)),
+            adapters=tuple(self._cache.views(ADAPTER.name)),
             bases={ref: locate_base(pool) for ref, pool in pools.items()},
-            workloads=self._workloads(),
+            workloads=pods.workloads(self._cache.views(STATEFUL_SET.name), self._cache.views(POD.name)),
             namespaces=frozenset(self._namespaces),
         )
 
     async def apply(self, spec: WorkloadSpec, credentials: EngineCredentials) -> None:
-        for path, manifest in manifests.workload_manifests(spec, credentials, self._site):
-            await self._api.apply(path, manifest)
+        async with self._applying[spec.pool]:
+            await self._apply(spec, credentials)
+            self._applied[spec.pool] = spec, credentials
 
     async def restart(self, pool: PoolRef, ordinal: int) -> None:
-        await self._api.delete(POD.path(pool.namespace, ReplicaId(*pool, ordinal).pod))
+        await self._call(self._api.delete(POD.path(pool.namespace, ReplicaId(*pool, ordinal).pod)))
 
     async def delete(self, pool: PoolRef) -> None:
-        await self._api.delete(STATEFUL_SET.path(*pool))
+        """The other manifests are owned by the pool and go with it."""
+        async with self._applying[pool]:
+            self._applied.pop(pool, None)
+            await self._call(self._api.delete(STATEFUL_SET.path(*pool)))
+        self._applying.pop(pool, None)
 
     async def patch_status(self, ref: ObjectRef, uid: str, status: Mapping[str, Any]) -> None:
-        known = self._known(ref, uid)
-        if known is None:
-            return
-        # A merge patch keeps what it does not name; fields that went are named as null.
-        gone = dict.fromkeys(known.get("status", {}).keys() - status.keys())
-        body = {"metadata": {"uid": uid}, "status": {**gone, **status}}
-        await self._patch(ref, KINDS[ref.kind].path(ref.namespace, ref.name) + "/status", body)
+        """Applied, so that conditions of other managers stay and fields that we leave out go."""
+        metadata = {"name": ref.name, "namespace": ref.namespace, "uid": uid}
+        body = {"apiVersion": API_VERSION, "kind": ref.kind, "metadata": metadata, "status": dict(status)}
+        path = _path(ref) + "/status"
+        await self._write(ref, uid, lambda _: self._api.apply(path, body))
 
     async def set_finalizer(self, ref: ObjectRef, uid: str, present: bool) -> None:
-        """The resourceVersion makes it a compare-and-set: finalizers of others are never lost."""
-        known = self._known(ref, uid)
-        if known is None:
-            return
-        metadata = known["metadata"]
-        finalizers = [name for name in metadata.get("finalizers") or [] if name != FINALIZER]
-        finalizers += [FINALIZER] if present else []
-        if finalizers == (metadata.get("finalizers") or []):
-            return
-        expected = {"uid": uid}
-        if "resourceVersion" in metadata:
-            expected["resourceVersion"] = metadata["resourceVersion"]
-        body = {"metadata": {**expected, "finalizers": finalizers}}
-        await self._patch(ref, KINDS[ref.kind].path(ref.namespace, ref.name), body)
+        """A compare-and-set by resourceVersion: finalizers of others are never lost.
+
+        Not applied: an object that was restored with our finalizer in it would keep it for ever.
+        """
+
+        async def write(known: Entry) -> dict[str, Any] | None:
+            finalizers = [name for name in known.finalizers if name != FINALIZER]
+            finalizers += [FINALIZER] if present else []
+            if finalizers == list(known.finalizers):
+                return None
+            metadata: dict[str, Any] = {"uid": uid, "finalizers": finalizers}
+            if known.resource_version:
+                metadata["resourceVersion"] = known.resource_version
+            return await self._api.merge(_path(ref), {"metadata": metadata})
+
+        await self._write(ref, uid, write)
 
     async def emit(self, note: Note) -> None:
-        moment = rfc3339(self._clock())
-        ref = note.ref
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": f"{ref.name}.{uuid.uuid4().hex[:16]}", "namespace": ref.namespace},
-            "involvedObject": {
-                "apiVersion": API_VERSION,
-                "kind": ref.kind,
-                "namespace": ref.namespace,
-                "name": ref.name,
-                "uid": note.uid,
-            },
-            "type": note.kind,
-            "reason": str(note.reason),
-            "message": note.message[:1024],
-            "firstTimestamp": moment,
-            "lastTimestamp": moment,
-            "count": 1,
-            "source": {"component": MANAGED_BY},
-        }
-        try:
-            await self._api.create(f"/api/v1/namespaces/{ref.namespace}/events", event)
-        except LoraplaneError as error:
-            log.warning("an Event was not written", extra={"object": str(ref), "error": error.message})
+        await self._recorder.add(note)
 
     # -- inside
 
-    async def _patch(self, ref: ObjectRef, path: str, body: Mapping[str, Any]) -> None:
-        """Keep the answer, so that the next pass sees what was written before the watch tells it."""
-        try:
-            fresh = await self._api.merge(path, body)
-        except NotFound:
-            self._objects.pop(ref, None)
-            return
-        metadata = fresh.get("metadata") or {}
-        if metadata.get("deletionTimestamp") and not metadata.get("finalizers"):
-            self._objects.pop(ref, None)
-        elif metadata.get("name") == ref.name:
-            self._objects[ref] = fresh
+    async def _write(
+        self, ref: ObjectRef, uid: str, write: Callable[[Entry], Awaitable[dict[str, Any] | None]]
+    ) -> None:
+        """Keep the answer, so that the next pass sees what was written before the watch tells it.
 
-    def _known(self, ref: ObjectRef, uid: str) -> dict[str, Any] | None:
-        known = self._objects.get(ref)
-        return known if known is not None and known["metadata"].get("uid", "") == uid else None
-
-    def _parsed(self, kind: Kind, parse: Callable[[dict[str, Any]], T]) -> list[T]:
-        """Objects of another release's schema are passed over with a log line; the API server checked the rest."""
-        found = []
-        for ref, raw in sorted(self._objects.items()):
-            if ref.kind != kind.name:
-                continue
+        On a conflict the object is read again; nothing is written once it is another one of that name.
+        """
+        refusal: Conflict | None = None
+        for attempt in range(_CONFLICT_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(_RETRY_CONFLICT.delay(attempt))
+                await self._reread(ref)
+            known = self._cache.get(ref)
+            if known is None or known.uid != uid:
+                return
             try:
-                found.append(parse(raw))
-            except InvalidParameter as error:
-                log.error("an object cannot be read", extra={"object": str(ref), "error": error.message})
-        return found
+                fresh = await self._call(write(known))
+            except NotFound:
+                self._cache.drop(ref, uid)
+                return
+            except Conflict as error:
+                refusal = error
+                continue
+            self._took(ref, uid, fresh)
+            return
+        if refusal is not None:
+            raise refusal
 
-    def _workloads(self) -> dict[PoolRef, tuple[Replica, ...]]:
-        pods = [raw for ref, raw in self._objects.items() if ref.kind == POD.name]
-        found = {each.id: each for each in map(_replica, pods) if each is not None}
-        sets = {ref: raw for ref, raw in self._objects.items() if ref.kind == STATEFUL_SET.name}
-        return {PoolRef(ref.namespace, ref.name): _replicas(ref, raw, found) for ref, raw in sets.items()}
+    def _took(self, ref: ObjectRef, uid: str, fresh: dict[str, Any] | None) -> None:
+        metadata = (fresh or {}).get("metadata") or {}
+        if fresh is None or metadata.get("name") != ref.name:
+            return
+        if metadata.get("deletionTimestamp") and not metadata.get("finalizers"):
+            self._cache.drop(ref, uid)
+        else:
+            self._cache.put(ref.kind, fresh)
 
+    async def _reread(self, ref: ObjectRef) -> None:
+        try:
+            self._cache.put(ref.kind, await self._call(self._api.get(_path(ref))))
+        except NotFound:
+            known = self._cache.get(ref)
+            if known is not None:
+                self._cache.drop(ref, known.uid)
 
-def _replicas(ref: ObjectRef, stateful_set: dict[str, Any], pods: Mapping[ReplicaId, Replica]) -> tuple[Replica, ...]:
-    """One per wished replica, also where the pod is still to come; what is scaled away is no replica any more."""
-    wished = int((stateful_set.get("spec") or {}).get("replicas", 0))
-    ids = [ReplicaId(ref.namespace, ref.name, ordinal) for ordinal in range(wished)]
-    return tuple(pods.get(id_) or Replica(id_, ready=False, running=False, revision="") for id_ in ids)
+    async def _call(self, answer: Awaitable[Any]) -> Any:
+        """When the API server was away, the watch may have missed something, too."""
+        try:
+            return await answer
+        except Unavailable:
+            self._doubt.set()
+            raise
+
+    async def _apply(self, spec: WorkloadSpec, credentials: EngineCredentials) -> None:
+        for path, manifest in manifests.workload_manifests(spec, credentials, self._site):
+            answer = await self._call(self._api.apply(path, manifest))
+            if manifest["kind"] == STATEFUL_SET.name and (answer.get("metadata") or {}).get("name"):
+                self._cache.put(STATEFUL_SET.name, answer)
+
+    async def _reapply(self) -> None:
+        """Undo what others did to manifests that nobody watches. Without a change it costs a read each."""
+        for pool in list(self._applied):
+            async with self._applying[pool]:
+                latest = self._applied.get(pool)
+                owner = self._cache.get(ObjectRef(POOL_KIND, *pool))
+                if latest is not None and owner is not None and owner.uid == latest[0].uid:
+                    await self._apply(*latest)
 
 
 def locate_base(pool: PoolObject) -> BaseLocation:
     """Inside the pod; whether it exists is told by the engine."""
-    claim, path = uris.base_location(pool.base_uri)
-    if claim is not None:
-        message = "a claim of the pool's own is not mounted yet; use file:PATH below the model root"
-        return BaseLocation(reason=Reason.BASE_NOT_FOUND, message=message)
-    return BaseLocation(path=f"{manifests.MODELS_PATH}/{path}")
+    try:
+        claim, path = uris.base_location(pool.base_uri)
+    except ValueError as error:
+        return BaseLocation(reason=Reason.BASE_NOT_FOUND, message=str(error))
+    return BaseLocation(path=f"{manifests.MODELS_PATH if claim is None else f'{manifests.CLAIMS_PATH}/{claim}'}/{path}")
 
 
-def _ref(kind: str, raw: Mapping[str, Any]) -> ObjectRef:
-    return ObjectRef(kind, raw["metadata"].get("namespace", "default"), raw["metadata"]["name"])
+def _path(ref: ObjectRef) -> str:
+    return KINDS[ref.kind].path(ref.namespace, ref.name)
 
 
-def _pool(raw: dict[str, Any]) -> PoolObject:
-    resource = parse_document({**raw, "kind": POOL_KIND, "apiVersion": API_VERSION, "status": None}, where="object")
-    if not isinstance(resource, BaseModelPool):
-        raise InvalidParameter("not a pool")
-    return pool_object(resource, raw.get("status") or {})
+def _pool(raw: dict[str, Any]) -> PoolObject | None:
+    resource = _parsed(raw, POOL_KIND)
+    return pool_object(resource, owned_status(raw)) if isinstance(resource, BaseModelPool) else None
 
 
-def _adapter(raw: dict[str, Any]) -> AdapterObject:
-    resource = parse_document({**raw, "kind": ADAPTER_KIND, "apiVersion": API_VERSION, "status": None}, where="object")
-    if not isinstance(resource, LoRAAdapter):
-        raise InvalidParameter("not an adapter")
-    return adapter_object(resource, raw.get("status") or {})
+def _adapter(raw: dict[str, Any]) -> AdapterObject | None:
+    resource = _parsed(raw, ADAPTER_KIND)
+    return adapter_object(resource, owned_status(raw)) if isinstance(resource, LoRAAdapter) else None
 
 
-def _replica(pod: dict[str, Any]) -> Replica | None:
-    metadata, status = pod["metadata"], pod.get("status") or {}
-    pool = (metadata.get("labels") or {}).get(LABEL_POOL, "")
-    ordinal = metadata["name"].removeprefix(f"{pool}-")
-    if not ordinal.isdecimal():
+def _parsed(raw: dict[str, Any], kind: str) -> object | None:
+    """Objects of another release's schema are passed over with a log line; the API server checked the rest."""
+    try:
+        return parse_document({**raw, "kind": kind, "apiVersion": API_VERSION, "status": None}, where="object")
+    except InvalidParameter as error:
+        log.error("an object cannot be read", extra={"object": str(ref_of(kind, raw)), "error": error.message})
         return None
-    conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
-    terminating = "deletionTimestamp" in metadata
-    return Replica(
-        id=ReplicaId(metadata["namespace"], pool, int(ordinal)),
-        ready=conditions.get("Ready") == "True" and not terminating,
-        running=status.get("phase") == "Running" and not terminating,
-        revision=(metadata.get("annotations") or {}).get(manifests.ANNOTATION_REVISION, ""),
-        address=status.get("podIP") or "",
-        admin_port=manifests.PORTS["admin"],
-        message=_trouble(status),
-    )
-
-
-def _trouble(status: Mapping[str, Any]) -> str:
-    """Why a container waits, when that is not simply its start."""
-    for each in status.get("containerStatuses") or []:
-        waiting = (each.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            return f"{waiting['reason']}: {waiting.get('message', '')}"
-    return ""

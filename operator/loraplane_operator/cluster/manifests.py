@@ -1,19 +1,29 @@
-"""What a pool is on Kubernetes: a StatefulSet, a headless Service and a Secret of credentials. Pure functions."""
+"""What a pool is on Kubernetes: a StatefulSet, a headless Service, a Secret of credentials and a
+PodDisruptionBudget. Pure functions.
+"""
 
+import base64
+import hashlib
+import json
 from dataclasses import dataclass
 from typing import Any
 
+from loraplane_core.identity import PoolRef
 from loraplane_core.labels import API_VERSION, LABEL_MANAGED_BY, LABEL_POOL, MANAGED_BY, POOL_KIND
 from loraplane_core.wire import encode
 from loraplane_core.wire.supervisor import EngineCredentials
 from loraplane_operator.actions import WorkloadSpec
+from loraplane_operator.cluster import pod_template
 
 #: On pods: the revision they were made for. The StatefulSet replaces none by itself (OnDelete).
 ANNOTATION_REVISION = "loraplane.dev/revision"
 PORTS = {"data": 8000, "admin": 8001, "metrics": 8002}
 MODELS_PATH = "/models"
+#: Claims that pools name themselves (pvc://CLAIM/PATH) are mounted at <this>/CLAIM.
+CLAIMS_PATH = "/claims"
 _SECRETS_PATH = "/var/run/loraplane"
 _CACHE_PATH = "/cache"
+_TMP_PATH = "/tmp"  # noqa: S108 - an emptyDir of the pod's own
 _POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 #: Engines stop by themselves after --drain-seconds; the kubelet waits a little longer.
 DRAIN_SECONDS = 30
@@ -25,26 +35,40 @@ class Site:
 
     engine_image: str
     model_claim: str
+    pod_template_allowed: frozenset[str] = frozenset()  # of pod_template.ALLOWANCES
 
 
 def workload_manifests(
     spec: WorkloadSpec, credentials: EngineCredentials, site: Site
 ) -> list[tuple[str, dict[str, Any]]]:
-    """(API path, manifest), in the order in which they are applied."""
+    """(API path, manifest), in the order in which they are applied.
+
+    Raises Forbidden (code `pod_template_not_allowed`) or InvalidParameter for a pod template that cannot be used.
+    """
     name, namespace = spec.pool.name, spec.pool.namespace
+    core, budgets = f"/api/v1/namespaces/{namespace}", f"/apis/policy/v1/namespaces/{namespace}"
     return [
-        (f"/api/v1/namespaces/{namespace}/secrets/{secret_name(name)}", _secret(spec, credentials)),
-        (f"/api/v1/namespaces/{namespace}/services/{name}", _service(spec)),
-        (stateful_set_path(namespace, name), _stateful_set(spec, site)),
+        (f"{core}/secrets/{secret_name(name)}", _secret(spec, credentials)),
+        (f"{core}/services/{name}", _service(spec)),
+        (f"{budgets}/poddisruptionbudgets/{name}", _budget(spec)),
+        (f"/apis/apps/v1/namespaces/{namespace}/statefulsets/{name}", _stateful_set(spec, site)),
     ]
+
+
+def site_revision(site: Site) -> str:
+    """Changes with everything that is no part of a WorkloadSpec: the site, and how this release makes pods."""
+    blank = WorkloadSpec(PoolRef("", ""), uid="", replicas=0, engine=(), epoch=0, revision="")
+    text = json.dumps(_template(blank, site, ""), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def wished_revision(annotation: str, site: str) -> str:
+    """A pod's WorkloadSpec.revision. The annotation as it is, which equals none, where the site was another."""
+    return annotation.removesuffix(f".{site}")
 
 
 def secret_name(pool: str) -> str:
     return f"{pool}-engine"
-
-
-def stateful_set_path(namespace: str, name: str = "") -> str:
-    return f"/apis/apps/v1/namespaces/{namespace}/statefulsets" + (f"/{name}" if name else "")
 
 
 def _metadata(spec: WorkloadSpec, name: str) -> dict[str, Any]:
@@ -63,22 +87,36 @@ def _secret(spec: WorkloadSpec, credentials: EngineCredentials) -> dict[str, Any
         "kind": "Secret",
         "metadata": _metadata(spec, secret_name(spec.pool.name)),
         "type": "Opaque",
-        "stringData": {"credentials.json": encode(credentials).decode()},
+        # Not stringData: it is no stored field, and server-side apply could not tell that nothing changed.
+        "data": {"credentials.json": base64.b64encode(encode(credentials)).decode()},
     }
 
 
 def _service(spec: WorkloadSpec) -> dict[str, Any]:
-    """Not-ready pods are published too: readers of /state begin before readiness, routing looks at it itself."""
+    """Only for its EndpointSlices: the operator speaks to pods by address, ready or not.
+
+    Not-ready pods are not published: that would make every endpoint `ready`, and readiness is what routing
+    reads there. A pod that is not ready is still listed, as one that is not ready.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": _metadata(spec, spec.pool.name),
         "spec": {
             "clusterIP": "None",
-            "publishNotReadyAddresses": True,
             "selector": {LABEL_POOL: spec.pool.name},
             "ports": [{"name": name, "port": port, "targetPort": name} for name, port in PORTS.items()],
         },
+    }
+
+
+def _budget(spec: WorkloadSpec) -> dict[str, Any]:
+    """A drained node takes one replica at a time, also where one is down already for another reason."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(spec, spec.pool.name),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {LABEL_POOL: spec.pool.name}}},
     }
 
 
@@ -93,38 +131,60 @@ def _stateful_set(spec: WorkloadSpec, site: Site) -> dict[str, Any]:
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
             "selector": {"matchLabels": {LABEL_POOL: spec.pool.name}},
-            "template": {
-                "metadata": {"labels": _labels(spec), "annotations": {ANNOTATION_REVISION: spec.revision}},
-                "spec": _pod(spec, site),
-            },
+            "template": _template(spec, site, f"{spec.revision}.{site_revision(site)}"),
         },
     }
 
 
+def _template(spec: WorkloadSpec, site: Site, revision: str) -> dict[str, Any]:
+    own = {
+        "metadata": {"labels": _labels(spec), "annotations": {ANNOTATION_REVISION: revision}},
+        "spec": _pod(spec, site),
+    }
+    return pod_template.merged(own, spec.pod_template, site.pod_template_allowed)
+
+
 def _pod(spec: WorkloadSpec, site: Site) -> dict[str, Any]:
+    models = {"claimName": _claim(spec) or site.model_claim, "readOnly": True}
     return {
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": DRAIN_SECONDS + 10,
         "securityContext": {"runAsNonRoot": True, "fsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [_container(spec, site)],
         "volumes": [
-            {"name": "models", "persistentVolumeClaim": {"claimName": site.model_claim, "readOnly": True}},
+            {"name": "models", "persistentVolumeClaim": models},
             {"name": "credentials", "secret": {"secretName": secret_name(spec.pool.name), "defaultMode": 0o440}},
             {"name": "cache", "emptyDir": {}},
+            {"name": "tmp", "emptyDir": {}},
         ],
     }
+
+
+def _claim(spec: WorkloadSpec) -> str:
+    """The claim of the pool's own, when its base lies on one."""
+    model = dict(spec.engine).get("model", "")
+    return model.removeprefix(f"{CLAIMS_PATH}/").partition("/")[0] if model.startswith(f"{CLAIMS_PATH}/") else ""
+
+
+def _resources(spec: WorkloadSpec) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for group, name, quantity in spec.resources:
+        found.setdefault(group, {})[name] = quantity
+    return found
 
 
 def _container(spec: WorkloadSpec, site: Site) -> dict[str, Any]:
     return {
         "name": "engine",
-        "image": site.engine_image,
+        "image": spec.image or site.engine_image,
         "command": ["loraplane-engine"],
         "args": _arguments(spec),
         "env": [
             {"name": "POD_INDEX", "valueFrom": {"fieldRef": {"fieldPath": _POD_INDEX}}},
+            {"name": "HOME", "value": _TMP_PATH},  # the only writable place beside the cache
         ],
         "ports": [{"name": name, "containerPort": port} for name, port in PORTS.items()],
+        "resources": _resources(spec),
         "startupProbe": _probe("/health/live", every=2, failures=300),
         "readinessProbe": _probe("/health/ready", every=1, failures=2),
         "livenessProbe": _probe("/health/live", every=5, failures=6),
@@ -134,11 +194,17 @@ def _container(spec: WorkloadSpec, site: Site) -> dict[str, Any]:
             "readOnlyRootFilesystem": True,
         },
         "volumeMounts": [
-            {"name": "models", "mountPath": MODELS_PATH, "readOnly": True},
+            {"name": "models", "mountPath": _models_path(spec), "readOnly": True},
             {"name": "credentials", "mountPath": _SECRETS_PATH, "readOnly": True},
             {"name": "cache", "mountPath": _CACHE_PATH},
+            {"name": "tmp", "mountPath": _TMP_PATH},
         ],
     }
+
+
+def _models_path(spec: WorkloadSpec) -> str:
+    claim = _claim(spec)
+    return f"{CLAIMS_PATH}/{claim}" if claim else MODELS_PATH
 
 
 def _probe(path: str, *, every: int, failures: int) -> dict[str, Any]:

@@ -1,0 +1,58 @@
+"""What an install puts into a cluster before the operator starts, from what the repository ships."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.kube import Kube
+from tests.cluster.services import until
+
+ROOT = Path(__file__).parents[2]
+SERVICE_ACCOUNT = "loraplane-operator"
+ESTABLISHED_SECONDS = 20.0
+
+
+def install(kube: Kube, namespaces: list[str], release: str | None = None) -> None:
+    """CRDs, the operator's ServiceAccount in `release` (by default the first namespace), its Role and
+    RoleBinding in each of `namespaces`. Idempotent.
+    """
+    home = release or namespaces[0]
+    for raw in crds():
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{raw['metadata']['name']}"
+        kube.apply(path, raw)
+        until(lambda path=path: _established(kube, path), ESTABLISHED_SECONDS, path)  # type: ignore[misc]
+    for namespace in namespaces:
+        for raw in manifests(namespace, home):
+            kube.apply(_path(raw), raw)
+
+
+def crds() -> list[dict[str, Any]]:
+    return [yaml.safe_load(file.read_text()) for file in sorted((ROOT / "crds").glob("*.yaml"))]
+
+
+def manifests(namespace: str, release: str) -> list[dict[str, Any]]:
+    """The plain manifests of charts/loraplane for one namespace with pools."""
+    found = []
+    for name in ("serviceaccount", "role", "rolebinding"):
+        text = (ROOT / "charts" / "loraplane" / f"{name}.yaml").read_text()
+        text = text.replace("POOLS_NAMESPACE", namespace).replace("NAMESPACE", release)
+        found += [raw for raw in yaml.safe_load_all(text) if raw is not None]
+    return found
+
+
+def role_rules() -> list[dict[str, Any]]:
+    """The rules of the shipped Role."""
+    return [rule for raw in manifests("pools", "release") if raw["kind"] == "Role" for rule in raw["rules"]]
+
+
+def _path(raw: dict[str, Any]) -> str:
+    root = "/api/v1" if raw["apiVersion"] == "v1" else f"/apis/{raw['apiVersion']}"
+    plural = f"{raw['kind'].lower()}s"
+    return f"{root}/namespaces/{raw['metadata']['namespace']}/{plural}/{raw['metadata']['name']}"
+
+
+def _established(kube: Kube, path: str) -> bool:
+    raw = kube.get(path) or {}
+    conditions = (raw.get("status") or {}).get("conditions") or []
+    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
