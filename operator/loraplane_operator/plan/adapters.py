@@ -137,10 +137,13 @@ def _ingest(world: World, obj: AdapterObject, findings: Findings) -> None:
         findings.verdicts.append(_pending("Ingested", "waits for the claim"))
         return
     known = world.memory.registered.get((obj.meta.uid, obj.source_hash))
-    if known is None:
+    if known is not None:
+        findings.version = _current(world, obj, known)
+    elif _told_source(world, obj) == obj.source_hash:
+        findings.version = _told_version(world, obj)
+    else:
         findings.verdicts.append(_register(world, obj, findings, known_only=False))
         return
-    findings.version = _current(world, obj, known)
     if findings.version is None:
         # Removed by somebody, or its bytes were a version already and it became that one: the registry knows.
         findings.verdicts.append(_register(world, obj, findings, known_only=True))
@@ -150,7 +153,8 @@ def _ingest(world: World, obj: AdapterObject, findings: Findings) -> None:
 
 def _register(world: World, obj: AdapterObject, findings: Findings, *, known_only: bool) -> Verdict:
     source = Source(uri=obj.source_uri, digest=obj.source_digest)
-    named_other = any(uid == obj.meta.uid and other != obj.source_hash for uid, other in world.memory.registered)
+    named = {known for uid, known in world.memory.registered if uid == obj.meta.uid} | {_told_source(world, obj)}
+    named_other = bool(named - {obj.source_hash, ""})
     request = RegisterSource(
         source=source, source_hash=obj.source_hash, known_only=known_only, returned=named_other and not known_only
     )
@@ -162,6 +166,18 @@ def _register(world: World, obj: AdapterObject, findings: Findings, *, known_onl
         return Verdict("Ingested", "False", Reason.PROGRESSING, "registering the source")
     change = "; change spec.source to register another" if failure.reason == Reason.ADAPTER_WITHDRAWN else ""
     return Verdict("Ingested", "False", failure.reason, failure.message + change)
+
+
+def _told_source(world: World, obj: AdapterObject) -> str:
+    """Of the source that this object registered last, by the feed; "" where it tells none."""
+    entry = world.registry.adapters.get(obj.key) if world.registry else None
+    return entry.source_hash if entry is not None and entry.claim_uid == obj.meta.uid else ""
+
+
+def _told_version(world: World, obj: AdapterObject) -> Version | None:
+    """The version that the object's source is, by the feed. A restart registers nothing that this tells."""
+    entry = world.registry.adapters.get(obj.key) if world.registry else None
+    return version_of(entry, entry.source_version) if entry is not None else None
 
 
 def _current(world: World, obj: AdapterObject, known: Version) -> Version | None:
