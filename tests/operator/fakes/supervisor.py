@@ -32,6 +32,7 @@ class FakeSupervisor:
         self.engines: dict[ReplicaId, FakeEngine] = {}
         self.revisions: dict[ReplicaId, str] = {}
         self.applied: list[Workload] = []
+        self._answering: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._serve, str(self._socket))
@@ -39,17 +40,28 @@ class FakeSupervisor:
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
+        await asyncio.gather(*self._answering, return_exceptions=True)
         for engine in self.engines.values():
             await engine.stop()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = msgspec.json.decode(await reader.readline(), type=SupervisorRequest)
-        async with self._lock:
-            await self._do(request)
-        workloads = [self._status(ref) for ref in self.workloads]
-        writer.write(encode(SupervisorAnswer(ok=True, workloads=workloads)) + b"\n")
-        await writer.drain()
-        writer.close()
+        answering = asyncio.create_task(self._answer(reader, writer))
+        self._answering.add(answering)
+        answering.add_done_callback(self._answering.discard)
+        await answering
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            line = await reader.readline()
+            if not line:
+                return  # whoever asked was cancelled
+            async with self._lock:
+                await self._do(msgspec.json.decode(line, type=SupervisorRequest))
+            workloads = [self._status(ref) for ref in self.workloads]
+            writer.write(encode(SupervisorAnswer(ok=True, workloads=workloads)) + b"\n")
+            await writer.drain()
+        finally:
+            writer.close()
 
     async def _do(self, request: SupervisorRequest) -> None:
         match request:
