@@ -170,7 +170,9 @@ class Warmed(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Rollback(msgspec.Struct, kw_only=True, frozen=True):
-    version: int | None = None  # default: the one active before this one
+    version: int | None = None  # default: the one that served alone before; while several do, before the split
+    wait: Literal["", "warm"] = ""  # as for Activate
+    deadline_s: float = 30.0
 
 
 class UploadFile(msgspec.Struct, kw_only=True, frozen=True):

@@ -5,8 +5,8 @@ from sqlalchemy import text
 from loraplane_gateway.registry.rows import Repository
 
 _ADD = text("""
-    INSERT INTO audit_log (actor, action, tenant_id, subject, version, from_version)
-    VALUES (:actor, :action, :tenant, :subject, :version, :from_version)""")
+    INSERT INTO audit_log (actor, action, tenant_id, subject, version, from_version, detail)
+    VALUES (:actor, :action, :tenant, :subject, :version, :from_version, :detail)""")
 
 
 class AuditRepository(Repository):
@@ -19,6 +19,7 @@ class AuditRepository(Repository):
         subject: str = "",
         version: int | None = None,
         from_version: int | None = None,
+        detail: str = "",
     ) -> None:
         """`tenant` is the subject's; row-level security refuses one outside the scope."""
         await self.session.execute(
@@ -30,5 +31,6 @@ class AuditRepository(Repository):
                 "subject": subject,
                 "version": version,
                 "from_version": from_version,
+                "detail": detail,
             },
         )

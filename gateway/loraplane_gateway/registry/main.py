@@ -18,6 +18,7 @@ from loraplane_core.files import write_ports
 from loraplane_gateway.db.engine import create_engine
 from loraplane_gateway.db.sessions import PLATFORM, session_maker, transaction
 from loraplane_gateway.listener import JsonH11Protocol
+from loraplane_gateway.registry.activation.repository import ActivationRepository
 from loraplane_gateway.registry.app import create_admin_app, create_artifact_app
 from loraplane_gateway.registry.artifacts.store import ArtifactStore
 from loraplane_gateway.registry.auth import Authenticator
@@ -225,9 +226,10 @@ async def _housekeeping(state: RegistryState) -> None:
 
 
 async def tidy(state: RegistryState) -> None:
-    """Uploads past their time and changes that nobody will ask for go."""
+    """Uploads past their time, changes that nobody will ask for and activations that nobody waits for go."""
     async with transaction(state.sessions, PLATFORM) as session:
         expired = await UploadRepository(session, PLATFORM).expire()
         await FeedRepository(session, PLATFORM).trim(state.settings.feed_keep)
+        await ActivationRepository(session, PLATFORM).sweep()
     for tenant, upload_id in expired:
         await asyncio.to_thread(state.uploads.remove, tenant, upload_id)

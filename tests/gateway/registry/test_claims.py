@@ -198,3 +198,35 @@ async def test_a_pool_reported_after_the_claim_lets_the_version_go_on(
     assert (await _register(api, "u", "v1"))["state"] == "pending_base"
     await api.pool()
     await api.until("acme", "pirate", lambda found: found.active_version == 1)
+
+
+async def test_a_source_set_back_while_no_operator_ran_serves_again(bound: Api, ingesting: None) -> None:
+    await bound.as_operator("PUT", "/operator/claims/u", claim())
+    assert (await bound.adapter("acme", "pirate")).source_hash == ""
+    for number in (1, 2):
+        await _register(bound, "u", f"v{number}")
+        found = await bound.until("acme", "pirate", lambda a, number=number: a.active_version == number)  # type: ignore[misc]
+        assert (found.source_hash, found.source_version) == (f"v{number}", number)
+    await _register(bound, "u", "v1")  # an operator that has just started, and knows of no other source
+    found = await bound.adapter("acme", "pirate")
+    assert (found.source_hash, found.source_version, found.active_version) == ("v1", 1, 1)
+
+
+async def test_the_present_source_follows_its_version_and_ends_with_the_claim(bound: Api, ingesting: None) -> None:
+    await bound.as_operator("PUT", "/operator/claims/u", claim())
+    await _register(bound, "u", "v1")
+    await bound.until("acme", "pirate", lambda found: found.active_version == 1)
+    await _register(bound, "u", "v1", "twin")
+    found = await bound.until("acme", "pirate", lambda found: len(found.versions) == 1)
+    assert (found.source_hash, found.source_version) == ("twin", 1)
+    body = {"source": {"uri": "file:none"}, "source_hash": "refused"}
+    path = "/operator/claims/u/register"
+    await bound.refused(422, "source_not_found", "POST", path, body, token=bound.operator_token)
+    assert (await bound.adapter("acme", "pirate")).source_hash == "twin"
+    await bound.ok("POST", "/admin/tenants/acme/adapters/pirate/activate", {"version": 0})
+    await bound.ok("DELETE", "/admin/tenants/acme/adapters/pirate/versions/1")
+    found = await bound.adapter("acme", "pirate")
+    assert (found.source_hash, found.source_version) == ("twin", 0)
+    await bound.as_operator("DELETE", "/operator/claims/u")
+    await bound.as_operator("PUT", "/operator/claims/another", claim())
+    assert (await bound.adapter("acme", "pirate")).source_hash == ""

@@ -120,7 +120,7 @@ async def _settled(
     """The version once its ingestion has ended, or as it is after `seconds`. A twin may have taken its place."""
     deadline = time.monotonic() + seconds
     seen = state.hub.position
-    while version.state in WAITING and (left := deadline - time.monotonic()) > 0:
+    while version.state in WAITING and not state.hub.closed and (left := deadline - time.monotonic()) > 0:
         await state.hub.wait(seen, min(left, POLL_SECONDS))
         seen = state.hub.position
         async with transaction(state.sessions, scope) as session:

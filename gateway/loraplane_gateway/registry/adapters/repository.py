@@ -1,6 +1,7 @@
 # ruff: noqa: S608 - the statements are put together from constants of this module; values are always bound
 """Adapters and versions as rows, and as the wire shows them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,14 @@ from loraplane_gateway.registry.rows import Repository, rfc3339
 
 _ADAPTER = (
     "a.tenant_id, a.name, a.pool, a.warm_replicas, a.pinned, a.claim_uid, a.claim_ref, a.activation_owner,"
-    " a.previous_version"
+    " a.previous_version, a.last_sole, a.source_hash, a.intent_id,"
+    " CASE WHEN a.intent_deadline > now() THEN a.intent_version END AS intent_version,"
+    " (SELECT r.version FROM registrations r WHERE r.uid = a.claim_uid AND r.source_hash = a.source_hash)"
+    " AS source_version"
 )
 _VERSION = (
     "v.tenant_id, v.adapter, v.version, v.state, v.reason, v.message, v.digest, v.bytes, v.rank, v.target_modules,"
-    " v.base_model, v.base_digest, v.base_evidence, v.weight, v.is_active, v.path, v.created_at"
+    " v.base_model, v.base_digest, v.base_evidence, v.weight, v.is_active, v.path, v.created_at, v.parameters"
 )
 _MINE = "(:tenant = '' OR a.tenant_id = :tenant)"
 # An adapter without a claim and without versions is only a counter that keeps its numbers from coming twice.
@@ -36,7 +40,8 @@ _GET_VERSION = text(f"""
 _CREATE = text("""
     INSERT INTO adapters (tenant_id, name) VALUES (:tenant, :adapter) ON CONFLICT (tenant_id, name) DO NOTHING""")
 _LOCK = text(f"""
-    SELECT {_ADAPTER}, a.next_version FROM adapters a WHERE a.tenant_id = :tenant AND a.name = :adapter FOR UPDATE""")
+    SELECT {_ADAPTER}, a.next_version, a.intent_action, a.intent_actor FROM adapters a
+    WHERE a.tenant_id = :tenant AND a.name = :adapter FOR UPDATE""")
 _SET_POOL = text("UPDATE adapters SET pool = :pool WHERE tenant_id = :tenant AND name = :adapter")
 _ADD_VERSION = text("""
     INSERT INTO tenant_adapters (tenant_id, adapter, version, path, base_model, state)
@@ -46,9 +51,19 @@ _SET_STATE = text("""
     WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version""")
 _DELETE_VERSION = text("""
     DELETE FROM tenant_adapters WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version""")
-_FORGET_PREVIOUS = text("""
-    UPDATE adapters SET previous_version = NULL
-    WHERE tenant_id = :tenant AND name = :adapter AND previous_version = :version""")
+_FORGET = text("""
+    UPDATE adapters SET previous_version = nullif(previous_version, :version), last_sole = nullif(last_sole, :version)
+    WHERE tenant_id = :tenant AND name = :adapter AND :version IN (previous_version, last_sole)""")
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """An activation that waits for warmth and whose time is not over. `action` is what the audit log will say."""
+
+    id: str
+    version: int
+    action: str
+    actor: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +74,14 @@ class AdapterRow:
     name: str
     next_version: int
     pool: str
+    warm_replicas: int
     claim_uid: str
     claim_ref: str
     activation_owner: str
     previous_version: int
+    last_sole: int
+    source_hash: str
+    intent: Intent | None
 
     @property
     def pool_ref(self) -> PoolRef | None:
@@ -114,7 +133,7 @@ class AdapterRepository(Repository):
 
     async def delete_version(self, adapter: str, version: int) -> None:
         await self.session.execute(_DELETE_VERSION, self._key(adapter, version))
-        await self.session.execute(_FORGET_PREVIOUS, self._key(adapter, version))
+        await self.session.execute(_FORGET, self._key(adapter, version))
 
     def _key(self, adapter: str, version: int) -> dict[str, Any]:
         return {"tenant": self.tenant, "adapter": adapter, "version": version}
@@ -126,15 +145,23 @@ def _locked(row: "Row[tuple[Any, ...]]") -> AdapterRow:
         name=row.name,
         next_version=row.next_version,
         pool=row.pool,
+        warm_replicas=row.warm_replicas,
         claim_uid=row.claim_uid or "",
         claim_ref=row.claim_ref,
         activation_owner=row.activation_owner,
         previous_version=row.previous_version or 0,
+        last_sole=row.last_sole or 0,
+        source_hash=row.source_hash,
+        intent=Intent(row.intent_id, row.intent_version, row.intent_action, row.intent_actor)
+        if row.intent_version
+        else None,
     )
 
 
 def _adapter(row: "Row[tuple[Any, ...]]", versions: list[Version]) -> Adapter:
     validated = {version.version for version in versions if version.state == "validated"}
+    weights = {version.version: version.weight for version in versions if version.is_active}
+    back = rollback_target(weights, row.previous_version or 0, row.last_sole or 0)
     return Adapter(
         tenant=row.tenant_id,
         adapter=row.name,
@@ -144,11 +171,11 @@ def _adapter(row: "Row[tuple[Any, ...]]", versions: list[Version]) -> Adapter:
         claim_uid=row.claim_uid or "",
         claim_ref=row.claim_ref,
         activation_owner=row.activation_owner,
-        # With several weighted versions, the one that most requests get.
-        active_version=max(versions, key=lambda v: (v.weight, v.version)).version
-        if any(version.is_active for version in versions)
-        else 0,
-        previous_version=row.previous_version if row.previous_version in validated else 0,
+        active_version=heaviest(weights),
+        intent_version=row.intent_version or 0,
+        previous_version=back if back in validated else 0,
+        source_hash=row.source_hash,
+        source_version=row.source_version or 0,
         versions=versions,
     )
 
@@ -172,4 +199,23 @@ def _version(row: "Row[tuple[Any, ...]]") -> Version:
         is_active=row.is_active,
         path=row.path,
         created_at=rfc3339(row.created_at),
+        parameters=row.parameters,
     )
+
+
+def heaviest(weights: Mapping[int, int]) -> int:
+    """The version that most requests get, of equals the oldest; 0 for none. `weights` holds no zero."""
+    return max(weights, key=lambda version: (weights[version], -version), default=0)
+
+
+def sole(weights: Mapping[int, int]) -> int:
+    """The version that all requests get; 0 when they are shared out, or there is none."""
+    return next(iter(weights)) if len(weights) == 1 else 0
+
+
+def rollback_target(weights: Mapping[int, int], previous: int, last_sole: int) -> int:
+    """Where a rollback without a target goes; 0 for nowhere.
+
+    From one version to the one that served alone before it; from a split, or from none, to the last one that did.
+    """
+    return previous if sole(weights) else last_sole

@@ -84,8 +84,11 @@ class AdapterService:
         found = await self._adapters.version(adapter, version)
         if locked is None or found is None:
             raise NotFound(f"{adapter} has no version {version}", param="version")
-        if await ActivationRepository(self._session, self._scope).weight(adapter, version):
+        activation = ActivationRepository(self._session, self._scope)
+        if version in await activation.weights(adapter):
             raise Conflict(f"version {version} is active; activate another one first", code="version_active")
+        if locked.intent is not None and locked.intent.version == version:
+            await activation.drop_intent(adapter)
         await self._adapters.delete_version(adapter, version)
         await AuditRepository(self._session, self._scope).add(
             self._caller.actor, "version.delete", tenant=locked.tenant, subject=adapter, version=version

@@ -3,8 +3,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplane_core.errors import InvalidParameter
-from loraplane_core.wire.registry import Activate, ClaimRequest, Claims, RegisterSource
+from loraplane_core.wire.registry import Activate, ClaimRequest, Claims, RegisterSource, SetTraffic
 from loraplane_gateway.db.sessions import PLATFORM, transaction
+from loraplane_gateway.registry.activation.endpoints import settled
 from loraplane_gateway.registry.adapters.endpoints import WAITING, source_refusal
 from loraplane_gateway.registry.claims.repository import ClaimRepository
 from loraplane_gateway.registry.claims.service import ClaimService
@@ -61,4 +62,14 @@ async def activate(request: Request) -> Response:
     caller.require_operator()
     order = await read(request, Activate)
     async with transaction(state_of(request).sessions, PLATFORM) as session:
-        return answer(await ClaimService(session, caller.actor).activate(path(request, "uid"), order))
+        found = await ClaimService(session, caller.actor).activate(path(request, "uid"), order)
+    return await settled(request, found)
+
+
+@router.post("/operator/claims/{uid}/traffic")
+async def traffic(request: Request) -> Response:
+    caller = await caller_of(request)
+    caller.require_operator()
+    order = await read(request, SetTraffic)
+    async with transaction(state_of(request).sessions, PLATFORM) as session:
+        return answer(await ClaimService(session, caller.actor).set_traffic(path(request, "uid"), order))

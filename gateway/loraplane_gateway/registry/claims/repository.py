@@ -9,13 +9,19 @@ _FIND = text(f"SELECT {_FIELDS} FROM adapters WHERE claim_uid = :uid")
 _LIST = text(f"SELECT {_FIELDS} FROM adapters WHERE claim_uid IS NOT NULL ORDER BY tenant_id, name")
 _SET = text("""
     UPDATE adapters SET claim_uid = :uid, claim_ref = :ref, pool = :pool, warm_replicas = :warm_replicas,
-        pinned = :pinned, activation_owner = :owner
+        pinned = :pinned, activation_owner = :owner,
+        source_hash = CASE WHEN claim_uid = :uid THEN source_hash ELSE '' END
     WHERE tenant_id = :tenant AND name = :adapter""")
 _RELEASE = text("""
-    UPDATE adapters SET claim_uid = NULL, claim_ref = '', activation_owner = 'registry', pinned = FALSE
+    UPDATE adapters SET claim_uid = NULL, claim_ref = '', activation_owner = 'registry', pinned = FALSE,
+        source_hash = ''
     WHERE tenant_id = :tenant AND name = :adapter""")
 _DELETE_VERSIONS = text("DELETE FROM tenant_adapters WHERE tenant_id = :tenant AND adapter = :adapter")
-_FORGET = text("UPDATE adapters SET previous_version = NULL WHERE tenant_id = :tenant AND name = :adapter")
+_FORGET = text("""
+    UPDATE adapters SET previous_version = NULL, last_sole = NULL WHERE tenant_id = :tenant AND name = :adapter""")
+_NOTE_SOURCE = text("""
+    UPDATE adapters SET source_hash = :source_hash
+    WHERE tenant_id = :tenant AND name = :adapter AND source_hash <> :source_hash""")
 
 
 class ClaimRepository(Repository):
@@ -42,6 +48,10 @@ class ClaimRepository(Repository):
                 "adapter": wanted.adapter,
             },
         )
+
+    async def note_source(self, tenant: str, adapter: str, source_hash: str) -> None:
+        """The claim's object names this source now."""
+        await self.session.execute(_NOTE_SOURCE, {"tenant": tenant, "adapter": adapter, "source_hash": source_hash})
 
     async def release(self, claim: Claim) -> None:
         await self.session.execute(_RELEASE, {"tenant": claim.tenant, "adapter": claim.adapter})

@@ -13,9 +13,10 @@ from loraplane_core.errors import (
     TenantNotBound,
 )
 from loraplane_core.identity import PoolRef, check_name
-from loraplane_core.wire.registry import Activate, Adapter, Claim, ClaimRequest, RegisterSource, Version
+from loraplane_core.wire.registry import Activate, Adapter, Claim, ClaimRequest, RegisterSource, SetTraffic, Version
 from loraplane_gateway.db.sessions import PLATFORM, Scope
-from loraplane_gateway.registry.activation.service import ActivationService
+from loraplane_gateway.registry.activation.repository import ActivationRepository
+from loraplane_gateway.registry.activation.service import ActivationService, Pending
 from loraplane_gateway.registry.adapters.repository import AdapterRepository, AdapterRow
 from loraplane_gateway.registry.audit import AuditRepository
 from loraplane_gateway.registry.claims.repository import ClaimRepository
@@ -58,6 +59,9 @@ class ClaimService:
         held = await self._claims.find(uid)
         if held is not None and (held.tenant, held.adapter) != (wanted.tenant, wanted.adapter):
             raise Conflict(f"this object claims {held.tenant}/{held.adapter} already", code="immutable_field")
+        if locked is not None and (locked.activation_owner == "object") != wanted.owns_activation:
+            # Who decides has changed, so what the other one ordered does not come true any more.
+            await ActivationRepository(self._session, Scope(wanted.tenant)).drop_intent(wanted.adapter)
         await self._claims.set(uid, wanted)
         if held is None:
             await self._audit.add(self._actor, "claim.create", tenant=wanted.tenant, subject=wanted.adapter)
@@ -72,7 +76,7 @@ class ClaimService:
         locked = await AdapterRepository(self._session, scope).lock(claim.adapter)
         if locked is None or locked.claim_uid != uid:
             return
-        await ActivationService(self._session, scope, self._actor).stop(locked)
+        await ActivationService(self._session, scope, self._actor).stop(locked)  # what waited to serve goes, too
         if delete_versions:
             await self._claims.delete_versions(claim)
         await self._claims.release(claim)
@@ -88,14 +92,23 @@ class ClaimService:
             source=wanted.source,
             refusal=refusal,
             known_only=wanted.known_only,
-            returned=wanted.returned,
+            # Set back while no operator was there to see it: the registry knows what it named last (ADR 0011).
+            returned=wanted.returned or locked.source_hash not in ("", wanted.source_hash),
         )
-        return await IngestionService(self._session, scope, self._actor).register(locked, registration)
+        version = await IngestionService(self._session, scope, self._actor).register(locked, registration)
+        await self._claims.note_source(locked.tenant, locked.name, wanted.source_hash)
+        return version
 
-    async def activate(self, uid: str, order: Activate) -> Adapter:
+    async def activate(self, uid: str, order: Activate) -> Adapter | Pending:
         """The object's own choice of version; also 0, before its deletion."""
         locked, scope = await self._held(uid)
         return await ActivationService(self._session, scope, self._actor).activate(locked.name, order, by_object=True)
+
+    async def set_traffic(self, uid: str, order: SetTraffic) -> Adapter:
+        locked, scope = await self._held(uid)
+        return await ActivationService(self._session, scope, self._actor).set_traffic(
+            locked.name, order, by_object=True
+        )
 
     async def _held(self, uid: str) -> tuple[AdapterRow, Scope]:
         claim = await self._claims.find(uid)

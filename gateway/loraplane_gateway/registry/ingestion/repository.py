@@ -51,7 +51,7 @@ _TWIN = text("""
 _VALIDATED = text("""
     UPDATE tenant_adapters SET state = 'validated', reason = '', message = '', digest = :digest, bytes = :bytes,
         rank = :rank, target_modules = :target_modules, base_model = :base_model, base_digest = :base_digest,
-        base_evidence = :base_evidence
+        base_evidence = :base_evidence, parameters = :parameters
     WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version""")
 _REPOINT = text("""
     UPDATE registrations SET version = :twin
@@ -154,6 +154,7 @@ class IngestionRepository(Repository):
             "base_model": base_model,
             "base_digest": base_digest,
             "base_evidence": found.base_evidence,
+            "parameters": found.parameters,
         }
         await self.session.execute(_VALIDATED, {**self._key(adapter, version), **values})
 

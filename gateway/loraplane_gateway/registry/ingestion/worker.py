@@ -35,6 +35,7 @@ class Accepted:
     rank: int
     target_modules: tuple[str, ...]
     base_evidence: str
+    parameters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,4 +82,5 @@ def _ingest(job: IngestJob, store: ArtifactStore, staged: Path) -> Outcome:
     if job.expected_rank is not None and report.rank != job.expected_rank:
         return Refused("rank_mismatch", f"the artifact has rank {report.rank}, not {job.expected_rank} as declared")
     store.publish(staged, report.digest)
-    return Accepted(report.digest, report.bytes, report.rank, tuple(report.target_modules), evidence)
+    modules = tuple(report.target_modules)
+    return Accepted(report.digest, report.bytes, report.rank, modules, evidence, report.parameters)
