@@ -2,6 +2,9 @@
 
 PREFIX = "x-loraplane-"
 
+# Client -> gateway: requests with the same value get the same one of an adapter's weighted versions.
+STICKY = "x-loraplane-sticky"
+
 # Gateway -> engine: the trusted reference (design §2).
 ADAPTER = "x-loraplane-adapter"  # tenant/adapter@version, or identity.BASE_REFERENCE
 DIGEST = "x-loraplane-digest"  # 64 hex; absent for the base

@@ -4,7 +4,7 @@ import asyncio
 import datetime
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from starlette.types import Receive, Scope
@@ -21,6 +21,7 @@ from loraplane_gateway.data.resolve import Target, resolve
 from loraplane_gateway.data.routing.router import adapter_key
 from loraplane_gateway.data.settings import DataSettings
 from loraplane_gateway.data.snapshot import Registry
+from loraplane_gateway.data.traffic import sticky_key
 from loraplane_gateway.data.upstream import call_of
 from loraplane_gateway.db.serving import Principal, UsageEvent
 from loraplane_gateway.limits.demand import Demand
@@ -60,11 +61,16 @@ class Inference:
         with self._admission.admit():
             body = await read_body(scope, receive, self._settings.max_body, self._settings.body_timeout)
             request = parse(scope["path"], body)
-            target = resolve(self._registry.current(), principal.tenant, request.model)
+            key = sticky_key(scope, request)
+
+            def resolved() -> Target:
+                return resolve(self._registry.current(), principal.tenant, request.model, key)
+
+            target = resolved()
             outcome = Outcome(target, started)
             self._demand.arrived(adapter_key(target))
             try:
-                await self._run(self._forward(scope, request, principal, outcome, responder), receive, responder)
+                await self._run(self._forward(scope, request, resolved, outcome, responder), receive, responder)
                 outcome.status = responder.status
             except ClientGone:
                 outcome.status = CLIENT_CLOSED
@@ -79,13 +85,13 @@ class Inference:
         self,
         scope: Scope,
         request: InferenceRequest,
-        principal: Principal,
+        resolved: Callable[[], Target],
         outcome: Outcome,
         responder: Responder,
     ) -> None:
         async def resolve_again() -> Target:
             await self._registry.refresh()
-            return resolve(self._registry.current(), principal.tenant, request.model)
+            return resolved()
 
         call = call_of(scope, request, responder.request_id)
         await self._proxy.forward(call, outcome, responder, resolve_again)

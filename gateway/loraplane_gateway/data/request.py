@@ -19,6 +19,7 @@ class InferenceRequest:
     stream: bool
     wants_usage: bool  # the client asked for the usage chunk of a stream itself
     body: bytes
+    user: str = ""  # of the request, when it is a string
 
 
 def parse(path: str, body: bytes) -> InferenceRequest:
@@ -37,7 +38,8 @@ def parse(path: str, body: bytes) -> InferenceRequest:
         # Streams are settled on the engine's own count (G62); the extra chunk is taken out again on the way back.
         options = {**(fields.get("stream_options") or {}), "include_usage": True}
         body = json.dumps({**fields, "stream_options": options}).encode()
-    return InferenceRequest(path, model, stream, wants_usage, body)
+    user = fields.get("user")
+    return InferenceRequest(path, model, stream, wants_usage, body, user if isinstance(user, str) else "")
 
 
 def _optional_bool(fields: dict[str, Any], name: str) -> bool:

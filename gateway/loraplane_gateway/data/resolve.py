@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from loraplane_core.errors import BaseModelMismatch, LoraplaneError, ModelNotFound, NoReplica
 from loraplane_core.identity import PoolRef, parse_model
+from loraplane_gateway.data.traffic import pick_version
 from loraplane_gateway.db.serving import ActiveVersion, Pool, ServedAdapter, Snapshot
 
 LISTED_OWNER = "loraplane"
@@ -33,8 +34,10 @@ class ListedModel:
     parent: str | None
 
 
-def resolve(snapshot: Snapshot, tenant: str, model: str) -> Target:
-    """Raises ModelNotFound (one body for foreign, unknown and inactive), BaseModelMismatch, NoReplica."""
+def resolve(snapshot: Snapshot, tenant: str, model: str, key: str) -> Target:
+    """`key` decides between several weighted versions (data.traffic).
+
+    Raises ModelNotFound (one body for foreign, unknown and inactive), BaseModelMismatch, NoReplica."""
     base = _base(snapshot, tenant, model)
     if base is not None:
         return base
@@ -44,7 +47,7 @@ def resolve(snapshot: Snapshot, tenant: str, model: str) -> Target:
     adapter = snapshot.adapters.get((tenant, name.adapter))
     if adapter is None:
         raise ModelNotFound(model)
-    version = _version(adapter, name.version)
+    version = _version(adapter, name.version, key)
     if version is None:
         raise ModelNotFound(model)
     pool = snapshot.pools.get(adapter.pool)
@@ -78,7 +81,7 @@ def _listed_adapters(snapshot: Snapshot, tenant: str) -> Iterator[ListedModel]:
         if owner != tenant:
             continue
         try:
-            target = resolve(snapshot, tenant, name)
+            target = resolve(snapshot, tenant, name, key="")  # whichever version: only its name is shown
         except LoraplaneError:
             continue
         if target.adapter is not None:  # a base of that name wins
@@ -102,8 +105,7 @@ def _base(snapshot: Snapshot, tenant: str, model: str) -> Target | None:
     return Target(tenant, same, first.base_model, first.base_digest)
 
 
-def _version(adapter: ServedAdapter, wanted: int | None) -> ActiveVersion | None:
+def _version(adapter: ServedAdapter, wanted: int | None, key: str) -> ActiveVersion | None:
     if wanted is None:
-        # Weights over several active versions are an issue of their own; today exactly one has a weight.
-        return max(adapter.versions, key=lambda version: (version.weight, version.id.version))
+        return pick_version(adapter.tenant, adapter.name, adapter.versions, key)
     return next((version for version in adapter.versions if version.id.version == wanted), None)
