@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from loraplane_core.identity import AdapterId, PoolRef, ReplicaId
-from loraplane_core.wire.registry import Activate, ClaimRequest, PoolReport, RegisterSource
+from loraplane_core.wire.registry import Activate, ClaimRequest, PoolReport, RegisterSource, SetTraffic, Warmed
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -136,6 +136,37 @@ class ActivateVersion:
         return f"object/{self.uid}"
 
 
+@dataclass(frozen=True)
+class SplitTraffic:
+    """Move an adapter's weights, all in one transaction."""
+
+    uid: str
+    tenant: str
+    request: SetTraffic
+    why: str = field(compare=False)
+
+    @property
+    def lane(self) -> str:
+        return f"object/{self.uid}"
+
+    def __hash__(self) -> int:  # the shares are a list
+        return hash((self.uid, *self.request.shares))
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmWarm:
+    """Tell the registry that a version which shall become active once warm is warm."""
+
+    tenant: str
+    adapter: str
+    request: Warmed
+    why: str = field(compare=False)
+
+    @property
+    def lane(self) -> str:
+        return f"object/{self.tenant}/{self.adapter}"
+
+
 @dataclass(frozen=True, slots=True)
 class ReleaseClaim:
     uid: str
@@ -247,6 +278,8 @@ Action = (
     | ClaimAdapter
     | Register
     | ActivateVersion
+    | SplitTraffic
+    | ConfirmWarm
     | ReleaseClaim
     | Warm
     | Mark

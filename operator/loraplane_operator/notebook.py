@@ -17,7 +17,8 @@ class Notebook:
         self.claims: set[str] = set()
         self.released: set[str] = set()
         self.models: dict[PoolRef, ModelInfo] = {}
-        self.warmed: set[tuple[ReplicaId, AdapterId]] = set()
+        self.warmed: dict[tuple[ReplicaId, AdapterId], str] = {}
+        self.lost_since: dict[tuple[ReplicaId, AdapterId], float] = {}
         self.failures: dict[Action, Failure] = {}
         self.residue_since: dict[Residue, float] = {}
         self.status_written: dict[str, float] = {}
@@ -30,7 +31,8 @@ class Notebook:
             claims=frozenset(self.claims),
             released=frozenset(self.released),
             models=dict(self.models),
-            warmed=frozenset(self.warmed),
+            warmed=dict(self.warmed),
+            lost_since=dict(self.lost_since),
             failures=dict(self.failures),
             residue_since=dict(self.residue_since),
             status_written=dict(self.status_written),
@@ -59,7 +61,7 @@ class Notebook:
         for engine in engines:
             for ref, residence in engine.residences.items():
                 if residence.residency in WARM and residence.warm_wanted:
-                    self.warmed.add((engine.replica, AdapterId(*ref, residence.digest)))
+                    self.warmed[engine.replica, AdapterId(*ref, residence.digest)] = engine.boot
             if engine.model is not None:
                 self.models[engine.replica.pool_ref] = engine.model
         for key in [key for key in self.registered if key[0] not in uids]:
@@ -71,8 +73,13 @@ class Notebook:
             self.claims -= shown
             self.released &= shown
 
+    def let_go(self, replica: ReplicaId, id_: AdapterId) -> None:
+        """By our own doing it is no longer warm there; its absence is no drift."""
+        self.warmed.pop((replica, id_), None)
+
     def planned(self, plan: Plan, now: float) -> None:
-        """Failures of what is no longer planned are forgotten; residues keep the time they were first seen."""
+        """Failures of what is no longer planned are forgotten; what residues and losses there are, keeps its age."""
         planned = set(plan.actions)
         self.failures = {action: failure for action, failure in self.failures.items() if action in planned}
         self.residue_since = {residue: self.residue_since.get(residue, now) for residue in plan.residues}
+        self.lost_since = {lost: self.lost_since.get(lost, now) for lost in plan.lost}

@@ -61,7 +61,7 @@ def adapter_object(adapter: LoRAAdapter, status: Mapping[str, Any]) -> AdapterOb
         source_digest=spec.source.digest,
         source_hash=source_hash(spec.source.to_wire()),
         active_version=shares[0].version if len(shares) == 1 else spec.active_version,
-        splits_traffic=len(shares) > 1,
+        traffic=tuple(sorted((share.version, share.weight) for share in shares)) if len(shares) > 1 else (),
         warm_replicas=spec.warm_replicas,
         pinned=spec.pinned,
         deletion_policy="delete" if spec.deletion_policy == "Delete" else "retain",

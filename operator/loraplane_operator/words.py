@@ -5,6 +5,7 @@ Everything here is immutable, so that planning is a pure function of a World.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from loraplane_core.errors import reason_of
@@ -64,8 +65,8 @@ class AdapterObject:
     warm_replicas: int = 1
     pinned: bool = False
     deletion_policy: Literal["retain", "delete"] = "retain"
-    #: Set when `traffic` asks for weights over several versions, which nothing honours yet.
-    splits_traffic: bool = False
+    #: Several versions and their percents, by version; () where one or none is asked for.
+    traffic: tuple[tuple[int, int], ...] = ()
     status: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -74,7 +75,14 @@ class AdapterObject:
 
     @property
     def owns_activation(self) -> bool:
-        return self.active_version is not None or self.splits_traffic
+        return self.active_version is not None or bool(self.traffic)
+
+    @property
+    def wanted_shares(self) -> dict[int, int]:
+        """Percent by version as the object asks; {} where it leaves activation to the registry."""
+        if self.active_version is not None:
+            return {self.active_version: 100}
+        return dict(self.traffic)
 
 
 AdapterKey = tuple[str, str]  # tenant, adapter
@@ -161,10 +169,21 @@ class Memory:
     claims: frozenset[str] = frozenset()  # uids claimed or released, that the feed has not shown yet
     released: frozenset[str] = frozenset()
     models: Mapping[PoolRef, ModelInfo] = field(default_factory=dict)
-    warmed: frozenset[tuple[ReplicaId, AdapterId]] = frozenset()  # seen warm by our wish, on whatever boot
+    #: Seen warm by our wish, and on which boot of the engine; kept when the engine loses it.
+    warmed: Mapping[tuple[ReplicaId, AdapterId], str] = field(default_factory=dict)
+    #: When one of those was first seen missing; kept until it is warm again and that was told.
+    lost_since: Mapping[tuple[ReplicaId, AdapterId], float] = field(default_factory=dict)
     failures: Mapping[Action, Failure] = field(default_factory=dict)
     residue_since: Mapping[Residue, float] = field(default_factory=dict)
     status_written: Mapping[str, float] = field(default_factory=dict)  # object uid
+
+    @cached_property
+    def source_hashes(self) -> Mapping[str, frozenset[str]]:
+        """Of what each object was registered as."""
+        found: dict[str, set[str]] = {}
+        for uid, source_hash in self.registered:
+            found.setdefault(uid, set()).add(source_hash)
+        return {uid: frozenset(hashes) for uid, hashes in found.items()}
 
 
 @dataclass(frozen=True)
@@ -195,6 +214,8 @@ class Plan:
 
     actions: tuple[Action, ...] = ()
     residues: frozenset[Residue] = frozenset()
+    #: Wished, warm once and not any more, or warm again and not told yet.
+    lost: frozenset[tuple[ReplicaId, AdapterId]] = frozenset()
     due_at: float | None = None
     #: Objects whose planning broke; the others' plans stand.
     broken: tuple[tuple[ObjectRef, Exception], ...] = ()

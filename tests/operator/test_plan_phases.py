@@ -169,7 +169,7 @@ PHASES: dict[str, tuple[Callable[[], World], str, tuple[str, str], str]] = {
         "NotActivatable",
     ),
     "weights over several versions": (
-        lambda: world(adapters=(adapter(splits_traffic=True),)),
+        lambda: world(adapters=(adapter(traffic=((1, 90), (2, 10))),)),
         "Placed",
         ("False", "NotActivatable"),
         "NotActivatable",

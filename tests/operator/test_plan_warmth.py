@@ -16,6 +16,7 @@ from loraplane_operator.actions import (
     Withdraw,
 )
 from loraplane_operator.plan import plan
+from loraplane_operator.plan.deletion import GATEWAYS_SECONDS
 from loraplane_operator.plan.warmth import KEEP_SECONDS, UNKNOWN_GRACE_SECONDS
 from loraplane_operator.words import Residue, World
 from tests.operator.plans import HOME, condition, failed, of
@@ -72,7 +73,7 @@ def test_pin_follows_the_object() -> None:
 
 def test_drift_is_told_from_a_first_load() -> None:
     assert [action.drift for action in of(Warm, world())] == [False]
-    was = frozenset({(HOME, AdapterId("acme", "pirate", 1, "1" * 64))})
+    was = {(HOME, AdapterId("acme", "pirate", 1, "1" * 64)): "boot-before"}
     seen = world()
     again = replace(seen, memory=replace(seen.memory, warmed=was))
     assert [(action.drift, action.why) for action in of(Warm, again)] == [(True, "drifted to absent")]
@@ -134,9 +135,12 @@ def test_deletion_stops_serving_drains_releases_and_goes() -> None:
     assert stop.request == Activate(version=0)
     assert of(Withdraw, serving) == of(Warm, serving) == []
     refused = failed(serving, ActivateVersion, "conflict")
-    assert len(of(Withdraw, refused)) == 2
+    assert len(of(Withdraw, aged(refused, GATEWAYS_SECONDS))) == 2
     stopped = registry(entry(active_version=0))
-    seen = replace(serving, registry=stopped)
+    told = replace(serving, registry=stopped)
+    assert of(Withdraw, told) == []
+    assert plan(told).due_at == NOW + GATEWAYS_SECONDS
+    seen = aged(told, GATEWAYS_SECONDS)
     assert len(of(Withdraw, seen)) == 2
     assert of(ReleaseClaim, seen) == of(SetFinalizer, seen) == of(Warm, seen) == []
     assert condition(seen, "Deleting") == ("True", "Deleting")

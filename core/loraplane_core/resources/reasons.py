@@ -74,6 +74,7 @@ class Reason(StrEnum):
     NOT_ACTIVATED = "NotActivated", "No version is active."
     NOT_ACTIVATABLE = "NotActivatable", "The version asked for is not validated."
     DRIFTED = "Drifted", "A replica lost an adapter that should be warm."
+    HEALED = "Healed", "A replica holds again what it had lost."
     ARTIFACT_UNAVAILABLE = "ArtifactUnavailable", "The artifact store cannot be read now."
     DIGEST_CONFLICT = "DigestConflict", "Two parties disagree about a version's digest."
     ADAPTER_WITHDRAWN = "AdapterWithdrawn", "The version was withdrawn."

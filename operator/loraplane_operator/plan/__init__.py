@@ -7,6 +7,8 @@ from loraplane_operator.actions import Action, ObjectRef
 from loraplane_operator.plan.adapters import plan_adapter
 from loraplane_operator.plan.deletion import plan_orphan_claims
 from loraplane_operator.plan.pools import plan_orphan_workloads, plan_pool
+from loraplane_operator.plan.readiness import load_failures
+from loraplane_operator.plan.reservations import admit
 from loraplane_operator.plan.status import ObjectPlan
 from loraplane_operator.plan.warmth import plan_warmth
 from loraplane_operator.plan.wishes import wishes
@@ -14,8 +16,9 @@ from loraplane_operator.words import AdapterObject, Plan, PoolObject, World
 
 
 def plan(world: World) -> Plan:
-    found = wishes(world)
-    warmth = plan_warmth(world, found)
+    found = admit(world, wishes(world))
+    warmth, troubles = plan_warmth(world, found), load_failures(world)
+    residues = set(warmth.residues)
     actions: list[Action] = []
     due = [warmth.due_at]
     broken: list[tuple[ObjectRef, Exception]] = []
@@ -29,14 +32,15 @@ def plan(world: World) -> Plan:
         else:
             actions.extend(part.actions)
             due.append(part.due_at)
+            residues.update(part.residues)
 
     for pool in sorted(world.pools.values(), key=_age):
         take(pool.meta.ref, partial(plan_pool, world, pool, found))
     for obj in sorted(world.adapters, key=_age):
-        take(obj.meta.ref, partial(plan_adapter, world, obj, found, warmth.actions))
+        take(obj.meta.ref, partial(plan_adapter, world, obj, found.get(obj.key), warmth, troubles))
     actions += [*warmth.actions, *plan_orphan_claims(world), *plan_orphan_workloads(world)]
     due_at = min((at for at in due if at is not None), default=None)
-    return Plan(tuple(actions), warmth.residues, due_at, tuple(broken))
+    return Plan(tuple(actions), frozenset(residues), warmth.lost, due_at, tuple(broken))
 
 
 def _age(obj: PoolObject | AdapterObject) -> tuple[float, ObjectRef]:

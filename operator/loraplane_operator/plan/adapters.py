@@ -5,22 +5,46 @@ does not hold gives Ready its reason, so `kubectl get` tells what an object wait
 meanwhile: warmth follows the registry's active version, whatever a new source does.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from loraplane_core.errors import reason_of
 from loraplane_core.identity import AdapterRef
 from loraplane_core.resources.reasons import Reason
-from loraplane_core.wire.registry import Activate, Adapter, ClaimRequest, RegisterSource, Source, Version
-from loraplane_operator.actions import Action, ActivateVersion, ClaimAdapter, Register, SetFinalizer
+from loraplane_core.wire.registry import (
+    Activate,
+    Adapter,
+    ClaimRequest,
+    RegisterSource,
+    SetTraffic,
+    Share,
+    Source,
+    Version,
+)
+from loraplane_operator.actions import (
+    Action,
+    ActivateVersion,
+    ClaimAdapter,
+    Register,
+    SetFinalizer,
+    SplitTraffic,
+)
 from loraplane_operator.plan.conditions import Verdict, render
 from loraplane_operator.plan.deletion import plan_deletion
 from loraplane_operator.plan.notes import notes
-from loraplane_operator.plan.readiness import Row, ready_verdict, replica_rows
+from loraplane_operator.plan.readiness import Row, Troubles, ready_verdict, replica_rows
 from loraplane_operator.plan.status import ObjectPlan, status_action
-from loraplane_operator.plan.wishes import Wish, holds_claim, refuse_placement, version_of
-from loraplane_operator.words import AdapterKey, AdapterObject, World
+from loraplane_operator.plan.warmth import Warmth
+from loraplane_operator.plan.wishes import (
+    Wish,
+    admits,
+    holds_claim,
+    refuse_placement,
+    roomier_pool,
+    shares_of,
+    version_of,
+)
+from loraplane_operator.words import AdapterObject, World
 
 #: A registered version that the feed does not show after this long is gone, not late.
 FEED_LAG_SECONDS = 5.0
@@ -39,23 +63,24 @@ class Findings:
         return next((verdict for verdict in self.verdicts if not verdict.holds), None)
 
 
-def plan_adapter(
-    world: World, obj: AdapterObject, found: Mapping[AdapterKey, Wish], warm: tuple[Action, ...]
-) -> ObjectPlan:
+def plan_adapter(world: World, obj: AdapterObject, wish: Wish | None, warmth: Warmth, troubles: Troubles) -> ObjectPlan:
+    """Looks at the object, its own registry entry, its pool, its wish, and what engines hold of that; `wish` and
+    the shared parts are made once per pass. `wish` is None also where the adapter is another object's."""
     if obj.meta.deleting_since is not None:
-        return plan_deletion(world, obj)
+        return plan_deletion(world, obj, warmth)
     if not obj.meta.finalized:
         return ObjectPlan([SetFinalizer(obj.meta.ref, obj.meta.uid, present=True, why="new adapter")])
-    wish = found.get(obj.key) if holds_claim(world, obj) else None
+    if wish is not None and (wish.holder is None or wish.holder.meta.uid != obj.meta.uid):
+        wish = None
     findings = Findings()
     for phase in (_claim, _ingest, _validate):
         phase(world, obj, findings)
     _activate(world, obj, findings)
     _place(world, obj, findings, wish)
-    rows = replica_rows(world, wish, warm) if wish else []
+    rows = replica_rows(world, wish, troubles) if wish and wish.weighted else []
     findings.verdicts.append(ready_verdict(findings.blocked, wish, rows))
     status = _status(world, obj, findings, wish, rows)
-    write, due = status_action(world, obj.meta, obj.status, status, notes(obj, status))
+    write, due = status_action(world, obj.meta, obj.status, status, notes(world, obj, wish, status))
     return ObjectPlan(findings.actions + write, due)
 
 
@@ -94,18 +119,18 @@ def _refuse_claim(world: World, obj: AdapterObject, entry: Adapter | None) -> tu
     registry = world.registry
     if registry is None or obj.tenant not in registry.tenants:
         return Reason.TENANT_UNKNOWN, f"tenant {obj.tenant} does not exist; create it with `loraplane tenant create`"
-    if entry is not None and entry.claim_uid not in ("", obj.meta.uid) and not holds_claim(world, obj):
+    other = entry is not None and entry.claim_uid not in ("", obj.meta.uid, *world.memory.released)
+    if entry is not None and other and not holds_claim(world, obj):
         return Reason.CLAIMED_BY_OTHER, f"{obj.tenant}/{obj.adapter} is claimed by {entry.claim_ref}"
     pool = world.pools.get(obj.pool)
     if pool is None:
         missing = Reason.POOL_NOT_FOUND, f"there is no BaseModelPool {obj.pool}"
         return None if holds_claim(world, obj) else missing  # a claim held outlives its pool
-    if pool.allowed_tenants and obj.tenant not in pool.allowed_tenants:
-        return Reason.POOL_NOT_ALLOWED, f"pool {obj.pool} does not admit tenant {obj.tenant}"
-    namespace = obj.meta.ref.namespace
-    if pool.allowed_namespaces and namespace not in pool.allowed_namespaces:
-        return Reason.POOL_NOT_ALLOWED, f"pool {obj.pool} does not admit namespace {namespace}"
-    return None
+    refusal = admits(pool, obj.tenant, obj.meta.ref.namespace)
+    if refusal is None:
+        return None
+    gone = pool.meta.deleting_since is not None
+    return Reason.POOL_NOT_FOUND if gone else Reason.POOL_NOT_ALLOWED, refusal
 
 
 def claim_request(obj: AdapterObject) -> ClaimRequest:
@@ -153,7 +178,7 @@ def _ingest(world: World, obj: AdapterObject, findings: Findings) -> None:
 
 def _register(world: World, obj: AdapterObject, findings: Findings, *, known_only: bool) -> Verdict:
     source = Source(uri=obj.source_uri, digest=obj.source_digest)
-    named = {known for uid, known in world.memory.registered if uid == obj.meta.uid} | {_told_source(world, obj)}
+    named = world.memory.source_hashes.get(obj.meta.uid, frozenset()) | {_told_source(world, obj)}
     named_other = bool(named - {obj.source_hash, ""})
     request = RegisterSource(
         source=source, source_hash=obj.source_hash, known_only=known_only, returned=named_other and not known_only
@@ -209,8 +234,7 @@ def _ingested(version: Version) -> Verdict:
 def _validate(world: World, obj: AdapterObject, findings: Findings) -> None:
     version = findings.version
     if version is not None and version.state == "rejected":
-        reason = reason_of(version.reason or "artifact_rejected")
-        findings.verdicts.append(Verdict("Validated", "False", reason, version.message))
+        findings.verdicts.append(Verdict("Validated", "False", *_rejection(world, obj, version)))
     elif findings.blocked or version is None:
         findings.verdicts.append(_pending("Validated", "waits for the artifact"))
     else:
@@ -218,17 +242,41 @@ def _validate(world: World, obj: AdapterObject, findings: Findings) -> None:
         findings.verdicts.append(Verdict("Validated", "True", Reason.VALIDATED, told))
 
 
+def _rejection(world: World, obj: AdapterObject, version: Version) -> tuple[str, str]:
+    reason, pool = reason_of(version.reason or "artifact_rejected"), world.pools.get(obj.pool)
+    if reason != Reason.RANK_TOO_HIGH or pool is None:
+        return reason, version.message
+    rank = version.rank or pool.max_rank + 1  # a rejected artifact's rank is told in words only
+    return reason, f"{version.message}; {roomier_pool(world, pool, obj.tenant, obj.meta.ref.namespace, rank)}"
+
+
 def _activate(world: World, obj: AdapterObject, findings: Findings) -> None:
-    """An object that owns activation moves the pointer; needs no phase before it but the claim."""
+    """An object that owns activation moves pointer and weights; needs no phase before it but the claim."""
     entry = world.registry.adapters.get(obj.key) if world.registry else None
-    if obj.active_version is None or entry is None or not holds_claim(world, obj):
+    wanted = obj.wanted_shares
+    if not wanted or entry is None or not holds_claim(world, obj) or entry.activation_owner != "object":
         return
-    if entry.activation_owner != "object" or entry.active_version == obj.active_version:
+    now = shares_of(entry)
+    if now == wanted or any(_unservable(entry, number) for number in wanted):
         return
-    wanted = version_of(entry, obj.active_version)
-    if wanted is not None and wanted.state == "validated":
+    if obj.active_version is not None:
         request = Activate(version=obj.active_version, expect_active=entry.active_version)
         findings.actions.append(ActivateVersion(obj.meta.uid, obj.tenant, request, why="spec.activeVersion"))
+    else:
+        shares = SetTraffic(shares=_shares(wanted), expect=_shares(now))
+        findings.actions.append(SplitTraffic(obj.meta.uid, obj.tenant, shares, why="spec.traffic"))
+
+
+def _shares(shares: dict[int, int]) -> list[Share]:
+    return [Share(version=version, weight=weight) for version, weight in sorted(shares.items())]
+
+
+def _unservable(entry: Adapter, number: int) -> str:
+    """Why this version cannot serve; "" when it can."""
+    version = version_of(entry, number)
+    if version is None:
+        return f"there is no version {number}"
+    return "" if version.state == "validated" else f"version {number} is {version.state}"
 
 
 def _place(world: World, obj: AdapterObject, findings: Findings, wish: Wish | None) -> None:
@@ -241,41 +289,46 @@ def _placed(world: World, obj: AdapterObject, findings: Findings, wish: Wish | N
     activation = _refuse_activation(world, obj, findings)
     if activation is not None:
         return activation
-    if wish is None:
-        if obj.pool not in world.pools:
-            return Verdict("Placed", "False", Reason.POOL_NOT_FOUND, f"there is no BaseModelPool {obj.pool}")
-        if findings.version is not None and findings.version.state == "validated":
-            refusal = refuse_placement(world, obj.pool, world.pools.get(obj.pool), findings.version)
-            if refusal is not None:
-                return Verdict("Placed", "False", *refusal)
-        return Verdict("Placed", "False", Reason.NOT_ACTIVATED, "no version is active")
+    if wish is None or not wish.weighted:
+        return _not_active(world, obj, findings)
     if wish.refusal is not None:
         return Verdict("Placed", "False", *wish.refusal)
     if len(wish.replicas) < obj.warm_replicas:
         few = f"warmReplicas is {obj.warm_replicas}, the pool has {len(wish.replicas)} replicas"
         return Verdict("Placed", "False", Reason.NO_REPLICA, few)
     names = ", ".join(str(replica) for replica in wish.replicas) or "nowhere, as asked"
-    return Verdict("Placed", "True", Reason.PLACED, f"version {wish.id.version} on {names}")
+    shares = wish.weighted
+    told = [f"{each.id.version} ({each.weight} %)" if len(shares) > 1 else str(each.id.version) for each in shares]
+    return Verdict("Placed", "True", Reason.PLACED, f"version {', '.join(told)} on {names}")
+
+
+def _not_active(world: World, obj: AdapterObject, findings: Findings) -> Verdict:
+    pool = world.pools.get(obj.pool)
+    if pool is None:
+        return Verdict("Placed", "False", Reason.POOL_NOT_FOUND, f"there is no BaseModelPool {obj.pool}")
+    if findings.version is not None and findings.version.state == "validated":
+        refusal = refuse_placement(world, obj.pool, pool, findings.version, obj.meta.ref.namespace)
+        if refusal is not None:
+            return Verdict("Placed", "False", *refusal)
+    return Verdict("Placed", "False", Reason.NOT_ACTIVATED, "no version is active")
 
 
 def _refuse_activation(world: World, obj: AdapterObject, findings: Findings) -> Verdict | None:
-    if obj.splits_traffic:
-        message = "weights over several versions are not honoured yet; use activeVersion"
-        return Verdict("Placed", "False", Reason.NOT_ACTIVATABLE, message)
+    """Why what serves is not what the object asks for; None where it is, or where the object leaves it open."""
     entry = world.registry.adapters.get(obj.key) if world.registry else None
-    if obj.active_version is None or entry is None or entry.active_version == obj.active_version:
+    wanted = obj.wanted_shares
+    if not wanted or entry is None or shares_of(entry) == wanted:
         return None
-    wanted = version_of(entry, obj.active_version)
-    if wanted is None:
-        return Verdict("Placed", "False", Reason.NOT_ACTIVATABLE, f"there is no version {obj.active_version}")
-    if wanted.state != "validated":
-        told = f"version {obj.active_version} is {wanted.state}"
-        return Verdict("Placed", "False", Reason.NOT_ACTIVATABLE, told)
+    troubles = [why for why in (_unservable(entry, number) for number in sorted(wanted)) if why]
+    if troubles:
+        return Verdict("Placed", "False", Reason.NOT_ACTIVATABLE, "; ".join(troubles))
     for action in findings.actions:
         failure = world.failure(action)
-        if isinstance(action, ActivateVersion) and failure is not None:
+        if isinstance(action, ActivateVersion | SplitTraffic) and failure is not None:
             return Verdict("Placed", "False", failure.reason, failure.message)
-    return Verdict("Placed", "False", Reason.PROGRESSING, f"activating version {obj.active_version}")
+    if obj.active_version is not None:
+        return Verdict("Placed", "False", Reason.PROGRESSING, f"activating version {obj.active_version}")
+    return Verdict("Placed", "False", Reason.PROGRESSING, "setting the weights of spec.traffic")
 
 
 def _status(world: World, obj: AdapterObject, findings: Findings, wish: Wish | None, rows: list[Row]) -> dict[str, Any]:
@@ -284,7 +337,7 @@ def _status(world: World, obj: AdapterObject, findings: Findings, wish: Wish | N
     ready = sum(not row.reason for row in rows)
     optional = {
         "version": version and version.version,
-        "activeVersion": wish and wish.id.version,
+        "activeVersion": wish and wish.weighted and wish.id.version,
         "baseModel": version and version.base_model,
         "digest": version and version.digest,
         "rank": version and version.rank,

@@ -1,25 +1,31 @@
-"""Deleting a LoRAAdapter: served no more, engines drain and free it, the claim is released, the finalizer goes.
+"""Deleting a LoRAAdapter: served no more, gateways learn it, engines drain and free it, the claim is released,
+the finalizer goes.
 
 Past the deadline the finalizer goes anyway; the claim it leaves behind is released by the rule for
 claims whose object no longer exists.
 """
 
-from loraplane_core.identity import AdapterId
+from collections.abc import Iterable
+from dataclasses import replace
+
 from loraplane_core.resources.adapter import AdapterStatus
 from loraplane_core.resources.reasons import Reason
 from loraplane_core.wire.registry import Activate
 from loraplane_operator.actions import Action, ActivateVersion, Note, ReleaseClaim, SetFinalizer, Withdraw
 from loraplane_operator.plan.conditions import Verdict, raw_conditions, render
 from loraplane_operator.plan.status import ObjectPlan, status_action
+from loraplane_operator.plan.warmth import Warmth
 from loraplane_operator.plan.wishes import holds_claim
-from loraplane_operator.words import AdapterObject, World
+from loraplane_operator.words import AdapterObject, Residue, World
 
+#: Gateways have the flip to "no version" by then: they get a notice at once, and poll every second without one.
+GATEWAYS_SECONDS = 1.0
 #: Requests in flight may finish within this.
 DRAIN_SECONDS = 20.0
 DEADLINE_SECONDS = 60.0
 
 
-def plan_deletion(world: World, obj: AdapterObject) -> ObjectPlan:
+def plan_deletion(world: World, obj: AdapterObject, warmth: Warmth) -> ObjectPlan:
     meta = obj.meta
     if not meta.finalized or meta.deleting_since is None:
         return ObjectPlan()  # it goes by itself
@@ -34,9 +40,14 @@ def plan_deletion(world: World, obj: AdapterObject) -> ObjectPlan:
     stop = _stop_serving(world, obj)
     if stop and world.failure(stop[0]) is None:  # a refusal must not hold up the rest
         return _wait(world, obj, "asks the registry to serve it no more", stop, deadline)
-    withdrawals = _withdrawals(world, obj)
-    if withdrawals:
-        return _wait(world, obj, f"draining {len(withdrawals)} residences", withdrawals, deadline)
+    leaving = frozenset(warmth.leaving.get(obj.key, ()))
+    if leaving:
+        told = min(world.memory.residue_since.get(residue, world.now) for residue in leaving) + GATEWAYS_SECONDS
+        if told > world.now:
+            waits = _wait(world, obj, "gateways learn that it is served no more", [], min(told, deadline))
+        else:
+            waits = _wait(world, obj, f"draining {len(leaving)} residences", _withdrawals(leaving), deadline)
+        return replace(waits, residues=leaving)
     release = ReleaseClaim(meta.uid, obj.deletion_policy, why="object deleted")
     failure = world.failure(release)
     return _wait(world, obj, failure.message if failure else "releasing the claim", [release], deadline)
@@ -50,16 +61,13 @@ def _stop_serving(world: World, obj: AdapterObject) -> list[Action]:
     return [ActivateVersion(obj.meta.uid, obj.tenant, Activate(version=0), why="object deleted")]
 
 
-def _withdrawals(world: World, obj: AdapterObject) -> list[Action]:
+def _withdrawals(leaving: Iterable[Residue]) -> list[Action]:
     """Every version of it on every live engine. An engine that does not answer is not waited for: when it
     comes back, what it still holds is known as withdrawn, or it is empty."""
-    found: list[Action] = []
-    for engine in world.engines.values():
-        for ref, residence in engine.residences.items():
-            if (ref.tenant, ref.adapter) == obj.key and residence.residency != "absent":
-                id_ = AdapterId(*ref, residence.digest)
-                found.append(Withdraw(engine.replica, engine.boot, id_, drain_s=DRAIN_SECONDS, why="object deleted"))
-    return found
+    return [
+        Withdraw(each.replica, each.boot, each.id, drain_s=DRAIN_SECONDS, why="object deleted")
+        for each in sorted(leaving, key=lambda each: (each.replica, each.id))
+    ]
 
 
 def _wait(world: World, obj: AdapterObject, message: str, actions: list[Action], deadline: float) -> ObjectPlan:

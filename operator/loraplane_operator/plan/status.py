@@ -6,7 +6,7 @@ from typing import Any
 
 from loraplane_core.wire.engine import WARM
 from loraplane_operator.actions import Action, Note, SetStatus
-from loraplane_operator.words import Meta, World
+from loraplane_operator.words import Meta, Residue, World
 
 #: Numbers that move all the time reach a status at most this often; truth is /state.
 VOLATILE_SECONDS = 30.0
@@ -17,6 +17,7 @@ _VOLATILE = frozenset({"capacity", "adapters"})
 class ObjectPlan:
     actions: list[Action] = field(default_factory=list)
     due_at: float | None = None
+    residues: frozenset[Residue] = frozenset()  # whose age shall be kept
 
 
 def status_action(

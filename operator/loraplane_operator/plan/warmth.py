@@ -2,13 +2,16 @@
 is its cache and no drift, except what the registry withdrew or what bears a wrong digest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from loraplane_core.identity import AdapterId, AdapterRef
+from loraplane_core.identity import AdapterId, AdapterRef, ReplicaId
 from loraplane_core.wire.engine import WARM, Residence
-from loraplane_operator.actions import Action, Mark, Warm, Withdraw
-from loraplane_operator.plan.wishes import Wish, holds_claim, version_of, wished_replicas
-from loraplane_operator.words import AdapterKey, Engine, Plan, RegistryView, Residue, World
+from loraplane_core.wire.registry import Warmed
+from loraplane_operator.actions import Action, ConfirmWarm, Mark, Warm, Withdraw
+from loraplane_operator.plan.status import residency_class
+from loraplane_operator.plan.wishes import Target, Wish, holds_claim, version_of, wished_replicas
+from loraplane_operator.words import AdapterKey, Engine, RegistryView, Residue, World
 
 #: An old version stays warm this long after it lost its place, so that a rollback finds it there.
 KEEP_SECONDS = 60.0
@@ -18,18 +21,31 @@ UNKNOWN_GRACE_SECONDS = 10.0
 DRAIN_SECONDS = 30.0
 
 
-def plan_warmth(world: World, found: dict[AdapterKey, Wish]) -> Plan:
+@dataclass(frozen=True)
+class Warmth:
+    """`leaving`: what engines still hold of adapters whose object is being deleted."""
+
+    actions: tuple[Action, ...] = ()
+    residues: frozenset[Residue] = frozenset()
+    lost: frozenset[tuple[ReplicaId, AdapterId]] = frozenset()
+    leaving: Mapping[AdapterKey, tuple[Residue, ...]] = field(default_factory=dict)
+    due_at: float | None = None
+
+
+def plan_warmth(world: World, found: Mapping[AdapterKey, Wish]) -> Warmth:
     actions: list[Action] = []
-    for (replica, _), wish in sorted(wished_replicas(found).items()):
+    wished = wished_replicas(found)
+    for (replica, id_), target in sorted(wished.items(), key=lambda item: item[0]):
         engine = world.engines.get(replica)
-        if engine is not None and not base_differs(engine, wish):
-            actions += _warm(engine, wish, (replica, wish.id) in world.memory.warmed)
-    residues, due = _residues(world, found, actions)
-    return Plan(tuple(actions), residues, due)
+        if engine is not None and not base_differs(engine, target):
+            actions += _warm(engine, target, (replica, id_) in world.memory.warmed)
+    actions += _confirmations(world, found)
+    residues, leaving, due = _residues(world, wished, actions)
+    return Warmth(tuple(actions), residues, _lost(world, found, wished), leaving, due)
 
 
-def base_differs(engine: Engine, wish: Wish) -> bool:
-    return bool(wish.version.base_digest) and engine.base_digest != wish.version.base_digest
+def base_differs(engine: Engine, target: Target) -> bool:
+    return bool(target.version.base_digest) and engine.base_digest != target.version.base_digest
 
 
 def residence_of(engine: Engine, id_: AdapterId) -> Residence | None:
@@ -43,24 +59,24 @@ def is_warm(engine: Engine, id_: AdapterId) -> bool:
     return residence is not None and residence.residency in WARM
 
 
-def _warm(engine: Engine, wish: Wish, was_warm: bool) -> Iterator[Action]:
-    residence = engine.residences.get(wish.id.ref)
-    if residence is not None and residence.digest != wish.id.digest and residence.residency != "absent":
+def _warm(engine: Engine, target: Target, was_warm: bool) -> Iterator[Action]:
+    id_, pinned = target.id, engine.replica in target.pinned_on
+    residence = engine.residences.get(id_.ref)
+    if residence is not None and residence.digest != id_.digest and residence.residency != "absent":
         return  # the wrong bytes go first, by _residues
-    warm = is_warm(engine, wish.id)
+    warm = is_warm(engine, id_)
     if warm and residence and residence.warm_wanted:
-        if residence.pinned != wish.pinned:
-            why = "pinned changed"
-            yield Mark(engine.replica, engine.boot, wish.id, pinned=wish.pinned, warm=True, why=why)
+        if residence.pinned != pinned:
+            yield Mark(engine.replica, engine.boot, id_, pinned=pinned, warm=True, why="pinned changed")
         return
     drift = was_warm and not warm
     yield Warm(
         replica=engine.replica,
         boot=engine.boot,
-        id=wish.id,
-        bytes=wish.version.bytes,
-        rank=wish.version.rank,
-        pinned=wish.pinned,
+        id=id_,
+        bytes=target.version.bytes,
+        rank=target.version.rank,
+        pinned=pinned,
         drift=drift,
         why=_why(residence, drift),
     )
@@ -73,23 +89,61 @@ def _why(residence: Residence | None, drift: bool) -> str:
     return f"drifted to {where}" if drift else f"is {where}"
 
 
+def _confirmations(world: World, found: Mapping[AdapterKey, Wish]) -> Iterator[Action]:
+    """The registry flips to a version that waits for it once that is warm wherever it should be."""
+    for (tenant, adapter), wish in sorted(found.items()):
+        target = wish.waiting
+        if target is None or target.refusal is not None:
+            continue
+        engines = [world.engines.get(replica) for replica in wish.replicas]
+        if all(engine is not None and is_warm(engine, target.id) for engine in engines):
+            warmed = Warmed(version=target.id.version, digest=target.id.digest)
+            yield ConfirmWarm(tenant, adapter, warmed, why=f"warm on {len(engines)} replicas")
+
+
+def _lost(
+    world: World, found: Mapping[AdapterKey, Wish], wished: Mapping[tuple[ReplicaId, AdapterId], Target]
+) -> frozenset[tuple[ReplicaId, AdapterId]]:
+    missing = set()
+    for replica, id_ in world.memory.warmed:
+        if (replica, id_) in wished:
+            engine = world.engines.get(replica)
+            if engine is None or not is_warm(engine, id_):
+                missing.add((replica, id_))
+    for replica, id_ in world.memory.lost_since:
+        wish = found.get((id_.tenant, id_.adapter))
+        if (replica, id_) in wished and wish is not None and not _told_warm(wish, replica):
+            missing.add((replica, id_))
+    return frozenset(missing)
+
+
+def _told_warm(wish: Wish, replica: ReplicaId) -> bool:
+    """Whether the object's status says that the replica is warm; without an object there is nobody to tell."""
+    rows = wish.holder.status.get("replicas") or [] if wish.holder else []
+    told = {row["name"]: row.get("residency") for row in rows}
+    return wish.holder is None or residency_class(told.get(str(replica))) == "resident"
+
+
 def _residues(
-    world: World, found: dict[AdapterKey, Wish], actions: list[Action]
-) -> tuple[frozenset[Residue], float | None]:
-    """Appends what is due to `actions`; returns all residues, so that their age can be kept, and the next due time."""
+    world: World, wished: Mapping[tuple[ReplicaId, AdapterId], Target], actions: list[Action]
+) -> tuple[frozenset[Residue], dict[AdapterKey, tuple[Residue, ...]], float | None]:
+    """Appends what is due to `actions`; returns all residues, so that their age can be kept, those of adapters
+    that are being deleted (their deletion's business), and the next due time."""
     registry = world.registry
     if registry is None:
-        return frozenset(), None
-    wished = wished_replicas(found)
-    leaving = {obj.key for obj in world.adapters if obj.meta.deleting_since is not None and holds_claim(world, obj)}
+        return frozenset(), {}, None
+    leaving: dict[AdapterKey, tuple[Residue, ...]] = {
+        obj.key: () for obj in world.adapters if obj.meta.deleting_since is not None and holds_claim(world, obj)
+    }
     residues, due = set(), []
     for engine in world.engines.values():
         for ref, residence in engine.residences.items():
-            if residence.residency == "absent" or (ref.tenant, ref.adapter) in leaving:
-                continue
-            if (engine.replica, AdapterId(*ref, residence.digest)) in wished:
+            if residence.residency == "absent" or (engine.replica, AdapterId(*ref, residence.digest)) in wished:
                 continue
             residue = _residue(registry, engine, ref, residence)
+            if (ref.tenant, ref.adapter) in leaving:
+                leaving[ref.tenant, ref.adapter] += (residue,)
+                continue
             if residue.known and not residence.warm_wanted:
                 continue
             residues.add(residue)
@@ -100,7 +154,7 @@ def _residues(
                 due.append(at)
             else:
                 actions.append(_remove(residue, residence))
-    return frozenset(residues), min(due, default=None)
+    return frozenset(residues), leaving, min(due, default=None)
 
 
 def _residue(registry: RegistryView, engine: Engine, ref: AdapterRef, residence: Residence) -> Residue:

@@ -9,7 +9,17 @@ import httpx
 from loraplane_core.errors import NotFound
 from loraplane_core.identity import PoolRef
 from loraplane_core.wire import decode, encode
-from loraplane_core.wire.registry import Activate, Adapter, Claim, ClaimRequest, PoolReport, RegisterSource, Version
+from loraplane_core.wire.registry import (
+    Activate,
+    Adapter,
+    Claim,
+    ClaimRequest,
+    PoolReport,
+    RegisterSource,
+    SetTraffic,
+    Version,
+    Warmed,
+)
 from loraplane_operator.http import refusal, transport_errors
 from loraplane_operator.registry.sse import Event, events
 
@@ -45,6 +55,13 @@ class RegistryClient:
     async def activate(self, uid: str, request: Activate) -> Adapter:
         return decode(await self._call("POST", f"{_claim(uid)}/activate", request), Adapter)
 
+    async def set_traffic(self, uid: str, request: SetTraffic) -> Adapter:
+        return decode(await self._call("POST", f"{_claim(uid)}/traffic", request), Adapter)
+
+    async def confirm_warm(self, tenant: str, adapter: str, request: Warmed) -> None:
+        """An adapter that is not there any more waits for nothing."""
+        await self._gone("POST", f"/operator/warm/{tenant}/{adapter}", request)
+
     async def feed(self, cursor: int | None) -> AsyncGenerator[Event, None]:
         """Events from `cursor` on (None: a snapshot first) until the stream ends or falls silent (raises)."""
         timeout = httpx.Timeout(CONNECT_SECONDS, read=FEED_SILENCE_SECONDS)
@@ -59,10 +76,10 @@ class RegistryClient:
                 async for event in events(response.aiter_lines()):
                     yield event
 
-    async def _gone(self, method: str, path: str) -> None:
-        """What is not there any more is as deleted as it can be."""
+    async def _gone(self, method: str, path: str, body: object = None) -> None:
+        """What is not there any more needs nothing done to it."""
         try:
-            await self._call(method, path)
+            await self._call(method, path, body)
         except NotFound:
             return
 
