@@ -22,6 +22,7 @@ import yaml
 
 from loraplane_core.labels import ADAPTER_KIND, API_VERSION, POOL_KIND
 from tests.cluster.container import FAKE_IMAGE, REAL_IMAGE
+from tests.cluster.install import SERVICE_ACCOUNT, install
 from tests.cluster.kube import ADAPTERS, POOLS, Kube, Refused
 from tests.cluster.models import MODEL_CLAIM, REAL_BASE, TINY_BASE, model_root
 from tests.cluster.pod import PodFile
@@ -29,7 +30,6 @@ from tests.cluster.services import Process, Services, running_services, until
 from tests.gateway.postgres import free_port
 
 ROOT = Path(__file__).parents[2]
-OPERATOR = "loraplane-operator"
 POOL = "smol"
 
 
@@ -68,7 +68,7 @@ class System:
         self.kube.call("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
         until(lambda: self.kube.get(f"/api/v1/namespaces/{self.namespace}/serviceaccounts/default"), 20)
         self.start_kubelet()
-        self._install()
+        install(self.kube, [self.namespace])
 
     def start_kubelet(self) -> None:
         arguments = ["--kubeconfig", str(self.cluster.kubeconfig), "--state", str(self.state)]
@@ -90,17 +90,12 @@ class System:
         self.kubelet.stop()
         self.kube.close()
 
-    def _install(self) -> None:
-        from tests.cluster.rights import install
-
-        install(self.kube, self.namespace)
-
     # -- the operator
 
     def start_operator(self, name: str = "operator", *, fault: str = "") -> Process:
         """Under its own ServiceAccount. `fault` is a point of LORAPLANE_FAULT at which it dies."""
         process = self._operators.setdefault(name, Process(name, self.folder))
-        kubeconfig = self.cluster.service_account_kubeconfig(self.namespace, OPERATOR)
+        kubeconfig = self.cluster.service_account_kubeconfig(self.namespace, SERVICE_ACCOUNT)
         env = {"KUBECONFIG": str(kubeconfig), "HOME": str(self.folder)}
         if fault:
             env["LORAPLANE_FAULT"] = fault
@@ -287,7 +282,7 @@ class System:
 
     # -- what the API server saw
 
-    def requests(self, since: float, user: str = OPERATOR) -> list[dict[str, Any]]:
+    def requests(self, since: float, user: str = SERVICE_ACCOUNT) -> list[dict[str, Any]]:
         """Audit entries of that ServiceAccount since that Unix time."""
         name = f"system:serviceaccount:{self.namespace}:{user}"
         found = []
