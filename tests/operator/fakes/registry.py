@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
-from loraplane_core.errors import ClaimedByOther, NotFound, TenantNotBound, TenantUnknown
+from loraplane_core.errors import ClaimedByOther, Conflict, NotFound, TenantNotBound, TenantUnknown
 from loraplane_core.wire import encode
 from loraplane_core.wire.registry import (
     Activate,
@@ -18,7 +18,9 @@ from loraplane_core.wire.registry import (
     FeedSnapshot,
     PoolReport,
     RegisterSource,
+    SetTraffic,
     Version,
+    Warmed,
 )
 from tests.operator.fakes.engine import BASE_DIGEST
 from tests.operator.fakes.serving import Served, answer, read
@@ -32,6 +34,15 @@ def validated(version: Version) -> Version:
     return msgspec.structs.replace(
         version, state="validated", digest=digest, bytes=1000, rank=8, base_model="base-a", base_digest=BASE_DIGEST
     )
+
+
+def _weighted(entry: Adapter, shares: dict[int, int]) -> Adapter:
+    versions = [
+        msgspec.structs.replace(each, weight=shares.get(each.version, 0), is_active=each.version in shares)
+        for each in entry.versions
+    ]
+    active = min(shares, key=lambda number: (-shares[number], number), default=0)
+    return msgspec.structs.replace(entry, versions=versions, active_version=active)
 
 
 class FakeRegistry(Served):
@@ -55,6 +66,8 @@ class FakeRegistry(Served):
             web.delete("/operator/claims/{uid}", self._release),
             web.post("/operator/claims/{uid}/register", self._register),
             web.post("/operator/claims/{uid}/activate", self._activate),
+            web.post("/operator/claims/{uid}/traffic", self._traffic),
+            web.post("/operator/warm/{tenant}/{adapter}", self._warm),
             web.get("/operator/feed", self._feed),
         ]
 
@@ -68,6 +81,10 @@ class FakeRegistry(Served):
         self.adapters[adapter.tenant, adapter.adapter] = adapter
         change = FeedChange(cursor=0, kind="adapter", tenant=adapter.tenant, name=adapter.adapter, adapter=adapter)
         await self._note(change)
+
+    async def intend(self, key: Key, version: int) -> None:
+        """Somebody activated with wait=warm."""
+        await self.put(msgspec.structs.replace(self.adapters[key], intent_version=version))
 
     async def remove(self, key: Key) -> None:
         del self.adapters[key]
@@ -129,8 +146,7 @@ class FakeRegistry(Served):
         if request.query["versions"] == "delete":
             await self.remove((entry.tenant, entry.adapter))
         else:
-            idle = [msgspec.structs.replace(each, is_active=False, weight=0) for each in entry.versions]
-            await self.put(msgspec.structs.replace(entry, claim_uid="", claim_ref="", active_version=0, versions=idle))
+            await self.put(msgspec.structs.replace(_weighted(entry, {}), claim_uid="", claim_ref=""))
         return answer({})
 
     async def _register(self, request: web.Request) -> web.Response:
@@ -147,15 +163,38 @@ class FakeRegistry(Served):
         first = (entry.claim_uid, wanted.source_hash) not in self._keys
         self._keys[entry.claim_uid, wanted.source_hash] = version.version
         if first and version.state == "validated" and entry.activation_owner == "registry":
-            entry = msgspec.structs.replace(entry, active_version=version.version)
+            entry = _weighted(entry, {version.version: 100})
         await self.put(entry)
         return answer(version)
 
     async def _activate(self, request: web.Request) -> web.Response:
         entry, wanted = self._held(request), await read(request, Activate)
         self.calls.append(("activate", str(wanted.version)))
-        entry = msgspec.structs.replace(entry, active_version=wanted.version)
+        if wanted.expect_active not in (None, entry.active_version):
+            raise Conflict("another version is active", code="active_changed")
+        entry = _weighted(entry, {wanted.version: 100} if wanted.version else {})
         await self.put(entry)
+        return answer(entry)
+
+    async def _traffic(self, request: web.Request) -> web.Response:
+        entry, wanted = self._held(request), await read(request, SetTraffic)
+        self.calls.append(("traffic", ",".join(f"{each.version}={each.weight}" for each in wanted.shares)))
+        now = {each.version: each.weight for each in entry.versions if each.weight}
+        if wanted.expect is not None and {each.version: each.weight for each in wanted.expect} != now:
+            raise Conflict("other weights are set", code="active_changed")
+        entry = _weighted(entry, {each.version: each.weight for each in wanted.shares})
+        await self.put(entry)
+        return answer(entry)
+
+    async def _warm(self, request: web.Request) -> web.Response:
+        key = request.match_info["tenant"], request.match_info["adapter"]
+        entry, told = self.adapters.get(key), await read(request, Warmed)
+        self.calls.append(("warm", f"{key[1]}@{told.version}"))
+        if entry is None:
+            raise NotFound("there is no such adapter")
+        if entry.intent_version == told.version:
+            entry = msgspec.structs.replace(_weighted(entry, {told.version: 100}), intent_version=0)
+            await self.put(entry)
         return answer(entry)
 
     async def _feed(self, request: web.Request) -> web.StreamResponse:
