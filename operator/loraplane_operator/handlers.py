@@ -28,6 +28,8 @@ _CONNECT_SECONDS = 5.0
 _WATCH_SECONDS = 600  # whole: it is sent to the API server as it is
 _SILENT_SECONDS = 70.0
 _STOP_POLL_SECONDS = 0.2
+#: A TLS connection that was closed is gone a few turns of the loop later, and this loop ends with kopf.
+_TLS_CLOSE_SECONDS = 0.1
 
 
 class _Retries:
@@ -103,6 +105,7 @@ async def _kopf(registry: kopf.OperatorRegistry, namespaces: tuple[str, ...], st
         )
     finally:
         following.cancel()
+        await asyncio.sleep(_TLS_CLOSE_SECONDS)
 
 
 def _settings() -> kopf.OperatorSettings:

@@ -12,6 +12,21 @@ PHASE_SECONDS = Histogram(
     registry=REGISTRY,
     buckets=_BUCKETS,
 )
+QUEUE_AGE = Gauge(
+    "loraplane_operator_queue_age_seconds",
+    "Age of the oldest news that no pass has taken up, and of the oldest action that waits for its turn.",
+    ["queue"],
+    registry=REGISTRY,
+)
+API_REQUESTS = Counter(
+    "loraplane_operator_api_requests_total",
+    "Requests to the Kubernetes API, without the watches; code 0 is no answer.",
+    ["verb", "resource", "code"],
+    registry=REGISTRY,
+)
+RETRIES = Counter(
+    "loraplane_operator_retries_total", "Actions tried again after a failure.", ["action"], registry=REGISTRY
+)
 ACTIONS = Counter("loraplane_operator_actions_total", "Actions carried out.", ["action", "outcome"], registry=REGISTRY)
 DRIFT_FOUND = Counter(
     "loraplane_operator_drift_found_total", "Warm adapters that a replica was found to have lost.", registry=REGISTRY

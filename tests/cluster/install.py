@@ -25,6 +25,21 @@ def install(kube: Kube, namespaces: list[str], release: str | None = None) -> No
     for namespace in namespaces:
         for raw in manifests(namespace, home):
             kube.apply(_path(raw), raw)
+        # The authorizer learns of a binding a moment later; an operator that is quicker would be refused.
+        until(lambda namespace=namespace: _bound(kube, namespace, home), ESTABLISHED_SECONDS, namespace)  # type: ignore[misc]
+
+
+def _bound(kube: Kube, namespace: str, release: str) -> bool:
+    asked = {"namespace": namespace, "verb": "list", "group": "loraplane.dev", "resource": "loraadapters"}
+    spec = {"user": user_of(release), "resourceAttributes": asked}
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+    answer = kube.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+    return bool(answer["status"]["allowed"])
+
+
+def user_of(release: str) -> str:
+    """The operator's name in the audit log."""
+    return f"system:serviceaccount:{release}:{SERVICE_ACCOUNT}"
 
 
 def crds() -> list[dict[str, Any]]:

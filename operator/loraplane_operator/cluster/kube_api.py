@@ -14,11 +14,13 @@ from kubernetes.aio import client, config
 
 from loraplane_core.errors import Conflict, Forbidden, InvalidRequest, LoraplaneError, NotFound, Unavailable
 from loraplane_core.labels import FIELD_MANAGER
+from loraplane_operator import metrics
 
 CALL_SECONDS = 10.0
 PAGE = "500"
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
+JSON_PATCH = "application/json-patch+json"
 
 
 class Expired(InvalidRequest):
@@ -66,6 +68,14 @@ class KubeApi:
     async def merge(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return await self._request("PATCH", path, body, query={"fieldManager": FIELD_MANAGER}, content_type=MERGE_PATCH)
 
+    async def change(self, path: str, *operations: Mapping[str, Any]) -> dict[str, Any]:
+        """A JSON Patch, all or nothing. Raises Conflict when a `test` in it fails, or the patch cannot be made."""
+        query = {"fieldManager": FIELD_MANAGER}
+        try:
+            return await self._request("PATCH", path, list(operations), query=query, content_type=JSON_PATCH)
+        except InvalidRequest as error:
+            raise Conflict(error.message) from error
+
     async def apply(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Server-side apply; this operator is the one owner of the fields it sets."""
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
@@ -85,7 +95,7 @@ class KubeApi:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | list[Mapping[str, Any]] | None = None,
         *,
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
@@ -96,17 +106,28 @@ class KubeApi:
             method,
             f"{path}?{asked}" if asked else path,
             header_params=headers,
-            body=dict(body) if body is not None else None,
+            body=dict(body) if isinstance(body, Mapping) else body,
             auth_settings=["BearerToken"],
         )
+        code = 0
         try:
             answer = await self._client.call_api(*serialized, _request_timeout=CALL_SECONDS)
             await answer.read()
+            code = answer.status
         except TimeoutError as error:
             raise Unavailable("the API server did not answer in time", code="cluster_unavailable") from error
         except (aiohttp.ClientError, client.ApiException, OSError) as error:
             raise Unavailable(f"the API server: {error}", code="cluster_unavailable") from error
+        finally:
+            metrics.API_REQUESTS.labels(method, _resource(path), str(code)).inc()
         return _read(answer.status, answer.data)
+
+
+def _resource(path: str) -> str:
+    """The plural, and the subresource where one is meant, of a namespaced path."""
+    plural, _, below = path.partition("/namespaces/")[2].partition("/")[2].partition("/")
+    subresource = below.partition("/")[2]
+    return f"{plural}/{subresource}" if subresource else plural
 
 
 def _read(status: int, data: bytes) -> dict[str, Any]:

@@ -155,7 +155,8 @@ class KubernetesCluster:
         await self._write(ref, uid, lambda _: self._api.apply(path, body))
 
     async def set_finalizer(self, ref: ObjectRef, uid: str, present: bool) -> None:
-        """A compare-and-set by resourceVersion: finalizers of others are never lost.
+        """A compare-and-set of the finalizers alone: those of others are never lost, and however often others
+        write the rest of the object, it does not wait for a quiet moment.
 
         Not applied: an object that was restored with our finalizer in it would keep it for ever.
         """
@@ -165,10 +166,7 @@ class KubernetesCluster:
             finalizers += [FINALIZER] if present else []
             if finalizers == list(known.finalizers):
                 return None
-            metadata: dict[str, Any] = {"uid": uid, "finalizers": finalizers}
-            if known.resource_version:
-                metadata["resourceVersion"] = known.resource_version
-            return await self._api.merge(_path(ref), {"metadata": metadata})
+            return await self._api.change(_path(ref), *_replace_finalizers(known, finalizers))
 
         await self._write(ref, uid, write)
 
@@ -253,6 +251,13 @@ def locate_base(pool: PoolObject) -> BaseLocation:
     except ValueError as error:
         return BaseLocation(reason=Reason.BASE_NOT_FOUND, message=str(error))
     return BaseLocation(path=f"{manifests.MODELS_PATH if claim is None else f'{manifests.CLAIMS_PATH}/{claim}'}/{path}")
+
+
+def _replace_finalizers(known: Entry, finalizers: list[str]) -> list[dict[str, Any]]:
+    operations: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/uid", "value": known.uid}]
+    if known.finalizers or known.resource_version:  # an API server takes null for "is not there"; a fake one may not
+        operations.append({"op": "test", "path": "/metadata/finalizers", "value": list(known.finalizers) or None})
+    return [*operations, {"op": "add", "path": "/metadata/finalizers", "value": finalizers}]
 
 
 def _path(ref: ObjectRef) -> str:
