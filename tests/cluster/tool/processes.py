@@ -1,0 +1,115 @@
+"""Processes of one cluster, recorded with their start time so that a reused pid is never taken for them."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from loraplane_core.process import die_with_parent
+
+KILL_SECONDS = 10.0
+_POLL_SECONDS = 0.02
+
+
+class Processes:
+    """Records in `folder`/pids, output in `folder`/logs.
+
+    `bound`: what is started dies with the process that started it, however that ends.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self._pids = folder / "pids"
+        self._logs = folder / "logs"
+        self._environment = dict(environment)
+
+    def start(self, name: str, command: Sequence[str | Path], *, bound: bool) -> None:
+        """In the network namespace where the calling thread is."""
+        self._pids.mkdir(exist_ok=True)
+        self._logs.mkdir(exist_ok=True)
+        with self.log(name).open("ab") as log:
+            child = subprocess.Popen(
+                [str(part) for part in command],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent(signal.SIGKILL) if bound else None,  # noqa: PLW1509
+            )
+        record = {"pid": child.pid, "started": start_time(child.pid)}
+        unfinished = self._pids / f".{name}"
+        unfinished.write_text(json.dumps(record))
+        unfinished.replace(self._pids / name)
+
+    def log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+    def tail(self, name: str, characters: int = 2000) -> str:
+        log = self.log(name)
+        return log.read_text(errors="replace")[-characters:] if log.exists() else ""
+
+    def pid(self, name: str) -> int | None:
+        """None when it does not run."""
+        try:
+            record = json.loads((self._pids / name).read_text())
+        except FileNotFoundError:
+            return None
+        pid, started = int(record["pid"]), record["started"]
+        return pid if started is not None and start_time(pid) == started else None
+
+    def running(self) -> dict[str, int]:
+        names = sorted(path.name for path in self._pids.iterdir()) if self._pids.exists() else []
+        found = {name: self.pid(name) for name in names if not name.startswith(".")}
+        return {name: pid for name, pid in found.items() if pid is not None}
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, and it is gone on return; one that does not run is killed."""
+        pid = self.pid(name)
+        if pid is not None:
+            kill_all({pid})
+        (self._pids / name).unlink(missing_ok=True)
+
+
+def start_time(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat (clock ticks since boot); None for one that ended, a zombie too."""
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        # The name in field 2 may hold spaces and brackets; what follows its last bracket does not.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else int(fields[19])
+    return None
+
+
+def kill_all(pids: set[int], seconds: float = KILL_SECONDS) -> set[int]:
+    """SIGKILL to each; returns those that are still there at the deadline."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + seconds
+    while any(start_time(pid) is not None for pid in pids) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    _reap(pids)
+    return {pid for pid in pids if start_time(pid) is not None}
+
+
+def _reap(pids: set[int]) -> None:
+    """Our own dead children would stay as zombies."""
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def ancestors() -> set[int]:
+    """This process and those above it: never to be ended by a clean-up."""
+    found: set[int] = set()
+    pid = os.getpid()
+    while pid > 0:
+        found.add(pid)
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except FileNotFoundError:
+            break
+    return found
