@@ -42,10 +42,10 @@ def merged(template: Mapping[str, Any], patch_json: str, allowed: frozenset[str]
     if unknown := sorted(patch.keys() - _TOP) or sorted(_mapping(patch, "metadata").keys() - _META):
         raise _refused(f"`{unknown[0]}`: only metadata.labels, metadata.annotations and spec may be set")
     result: dict[str, Any] = _merge(template, patch)
-    for name in _META:
-        own = template.get("metadata", {}).get(name, {})
-        result["metadata"][name] = {**result["metadata"].get(name, {}), **own}
-    problems = [text for needed, text in _asked(result["spec"], template["spec"]) if needed not in allowed]
+    metadata = dict(_mapping(result, "metadata"))
+    own = _mapping(template, "metadata")
+    result["metadata"] = {**metadata, **{name: {**_mapping(metadata, name), **_mapping(own, name)} for name in _META}}
+    problems = [text for needed, text in _asked(_mapping(result, "spec"), template["spec"]) if needed not in allowed]
     if problems:
         raise _refused("; ".join(problems))
     return result
@@ -55,11 +55,27 @@ def _refused(text: str) -> Forbidden:
     return Forbidden(f"spec.podTemplate: {text}", param="spec.podTemplate", code="pod_template_not_allowed")
 
 
-def _mapping(patch: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = patch.get(key)
-    if found is not None and not isinstance(found, dict):
-        raise InvalidParameter(f"spec.podTemplate.{key} must be an object", param="spec.podTemplate")
+def _mapping(owner: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = owner.get(key)
+    if found is not None and not isinstance(found, Mapping):
+        raise InvalidParameter(f"spec.podTemplate: `{key}` must be an object", param="spec.podTemplate")
     return found or {}
+
+
+def _mappings(owner: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    found = owner.get(key)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
+        raise InvalidParameter(f"spec.podTemplate: `{key}` must be a list of objects", param="spec.podTemplate")
+    return found
+
+
+def _name(named: Mapping[str, Any]) -> str:
+    found = named.get("name")
+    if not isinstance(found, str):
+        raise InvalidParameter("spec.podTemplate: a `name` is missing or no text", param="spec.podTemplate")
+    return found
 
 
 def _merge(base: Any, patch: Any, field: str = "") -> Any:
@@ -75,12 +91,12 @@ def _merge(base: Any, patch: Any, field: str = "") -> Any:
 
 
 def _merge_named(base: list[Any], patch: list[Any], key: str) -> list[Any]:
-    if not all(isinstance(each, Mapping) for each in patch):
+    if not all(isinstance(each, Mapping) and isinstance(each.get(key), str) for each in patch):
         raise InvalidParameter(f"spec.podTemplate: a list whose items have a `{key}` holds another value")
-    asked = {each.get(key): each for each in patch}
-    known = {each.get(key) for each in base}
-    result = [_merge(each, asked[each.get(key)]) if each.get(key) in asked else each for each in base]
-    return result + [each for each in patch if each.get(key) not in known]
+    asked = {each[key]: each for each in patch}
+    known = {each[key] for each in base}
+    result = [_merge(each, asked[each[key]]) if each[key] in asked else each for each in base]
+    return result + [each for each in patch if each[key] not in known]
 
 
 def _asked(spec: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -94,30 +110,30 @@ def _asked(spec: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[tuple[st
         if spec.get(name):
             yield "host-namespaces", f"spec.{name} may not be set"
     yield from _volumes(spec, own)
-    yield from _pod_security(spec.get("securityContext") or {})
-    names = [each.get("name") for each in own.get("containers", [])]
-    if [each.get("name") for each in spec.get("containers", []) if each.get("name") in names] != names:
+    yield from _pod_security(_mapping(spec, "securityContext"))
+    names = [_name(each) for each in own["containers"]]
+    if [name for each in _mappings(spec, "containers") if (name := _name(each)) in names] != names:
         yield "", "the engine's container may not be removed"
     for group in ("initContainers", "containers"):
-        for container in spec.get(group) or []:
-            yield from _container(f"{group}[{container.get('name', '?')}]", container)
+        for container in _mappings(spec, group):
+            yield from _container(f"{group}[{_name(container)}]", container)
 
 
 def _volumes(spec: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    known = own.get("volumes", [])
-    for volume in spec.get("volumes") or []:
-        name = volume.get("name", "?")
-        if volume in known:
+    known = {_name(each): each for each in own["volumes"]}
+    for volume in _mappings(spec, "volumes"):
+        name = _name(volume)
+        if name in known:
+            if volume != known[name]:
+                yield "", f"volume {name} is the operator's and may not be changed"
             continue
-        if any(each.get("name") == name for each in known):
-            yield "", f"volume {name} is the operator's and may not be changed"
         kinds = set(volume) - {"name"}
-        sources = {kind for each in (volume.get("projected") or {}).get("sources") or [] for kind in each}
+        sources = {kind for each in _mappings(_mapping(volume, "projected"), "sources") for kind in each}
         if "serviceAccountToken" in sources:
             yield "service-account", f"volume {name} projects a service account token"
         if "secret" in kinds | sources:
             yield "secrets", f"volume {name} is a Secret"
-        other = kinds - _PLAIN_VOLUMES - {"secret"} | sources - _PLAIN_SOURCES - {"secret", "serviceAccountToken"}
+        other = (kinds - _PLAIN_VOLUMES - {"secret"}) | (sources - _PLAIN_SOURCES - {"secret", "serviceAccountToken"})
         if other:
             yield "host-path", f"volume {name}: {', '.join(sorted(other))} may not be used"
 
@@ -131,27 +147,27 @@ def _pod_security(context: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _container(where: str, container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    context = container.get("securityContext") or {}
+    context = _mapping(container, "securityContext")
     if context.get("privileged"):
         yield "privilege", f"{where}.securityContext.privileged may not be set"
     if context.get("allowPrivilegeEscalation") is not False:
         yield "privilege", f"{where}.securityContext.allowPrivilegeEscalation must be false"
-    capabilities = context.get("capabilities") or {}
+    capabilities = _mapping(context, "capabilities")
     if capabilities.get("add"):
         yield "privilege", f"{where}.securityContext.capabilities.add may not be set"
-    if "ALL" not in (capabilities.get("drop") or []):
-        yield "privilege", f"{where}.securityContext.capabilities.drop must hold ALL"
+    if capabilities.get("drop") != ["ALL"]:
+        yield "privilege", f"{where}.securityContext.capabilities.drop must be [ALL]"
     if context.get("runAsNonRoot") is False:
         yield "privilege", f"{where}.securityContext.runAsNonRoot may not be changed"
     if context.get("procMount", "Default") != "Default":
         yield "privilege", f"{where}.securityContext.procMount may not be set"
     yield from _security(f"{where}.securityContext", context)
-    if any(port.get("hostPort") for port in container.get("ports") or []):
+    if any(port.get("hostPort") for port in _mappings(container, "ports")):
         yield "host-namespaces", f"{where}: a port may not have a hostPort"
     if container.get("volumeDevices"):
         yield "host-path", f"{where}.volumeDevices may not be set"
-    if any("secretRef" in each for each in container.get("envFrom") or []) or any(
-        "secretKeyRef" in (each.get("valueFrom") or {}) for each in container.get("env") or []
+    if any("secretRef" in each for each in _mappings(container, "envFrom")) or any(
+        "secretKeyRef" in _mapping(each, "valueFrom") for each in _mappings(container, "env")
     ):
         yield "secrets", f"{where}: its environment may not come from a Secret"
 
@@ -161,7 +177,7 @@ def _security(where: str, context: Mapping[str, Any]) -> Iterable[tuple[str, str
     if context.get("runAsUser") == 0:
         yield "privilege", f"{where}.runAsUser may not be 0"
     for name in ("seccompProfile", "appArmorProfile"):
-        if (context.get(name) or {}).get("type") == "Unconfined":
+        if _mapping(context, name).get("type") == "Unconfined":
             yield "privilege", f"{where}.{name} may not be Unconfined"
     for name in ("seLinuxOptions", "windowsOptions"):
         if context.get(name):
