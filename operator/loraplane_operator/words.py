@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from loraplane_core.errors import reason_of
 from loraplane_core.identity import AdapterId, AdapterRef, PoolRef, ReplicaId
+from loraplane_core.resources.reasons import Reason, reason_for
 from loraplane_core.wire.engine import Capacity, ModelInfo, Residence
 from loraplane_core.wire.registry import Adapter, PoolReport, Version
-from loraplane_operator.actions import Action, ObjectRef
+from loraplane_operator.actions import Action, ObjectRef, WorkloadSpec
 
 # --- what is wished: objects -------------------------------------------------------------------
 
@@ -41,6 +41,11 @@ class PoolObject:
     max_rank: int = 64
     allowed_tenants: tuple[str, ...] = ()
     allowed_namespaces: tuple[str, ...] = ()
+    #: As in WorkloadSpec; "" and () where the pool leaves it to the site.
+    image: str = ""
+    resources: tuple[tuple[str, str, str], ...] = ()
+    pod_template: str = ""
+    epoch: int | None = 1  # of credentials, as wished; None where the wish cannot be read
     status: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -102,6 +107,8 @@ class Replica:
     admin_port: int = 0
     restarts: int = 0
     message: str = ""
+    terminating: bool = False  # told to stop; it finishes what it has
+    epoch: int = 1  # of the credentials it was started with; it accepts the one before, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +152,8 @@ class Failure:
     retry_at: float
 
     @property
-    def reason(self) -> str:
-        return reason_of(self.code)
+    def reason(self) -> Reason:
+        return reason_for(self.code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +164,11 @@ class Residue:
     boot: str
     id: AdapterId
     known: bool  # the registry still has the version
+
+
+#: Something that takes its time, and has a bound: a replica that is to go down waits for its adapters to be warm
+#: elsewhere, or one becomes ready.
+Wait = tuple[Literal["leave", "start"], ReplicaId]
 
 
 @dataclass(frozen=True)
@@ -176,6 +188,9 @@ class Memory:
     failures: Mapping[Action, Failure] = field(default_factory=dict)
     residue_since: Mapping[Residue, float] = field(default_factory=dict)
     status_written: Mapping[str, float] = field(default_factory=dict)  # object uid
+    #: What the cluster was last told; unknown after a start of the operator, so it is told again.
+    applied: Mapping[PoolRef, WorkloadSpec] = field(default_factory=dict)
+    waits: Mapping[Wait, float] = field(default_factory=dict)  # since when
 
     @cached_property
     def source_hashes(self) -> Mapping[str, frozenset[str]]:
@@ -199,10 +214,14 @@ class World:
     registry: RegistryView | None = None
     memory: Memory = field(default_factory=Memory)
     namespaces: frozenset[str] | None = None  # the ones observed; None = all
+    pool_namespaces: frozenset[str] | None = None  # those of them where pools are honoured; None = all
     artifacts_url: str = ""
 
     def failure(self, action: Action) -> Failure | None:
         return self.memory.failures.get(action)
+
+    def honours(self, pool: PoolRef) -> bool:
+        return self.pool_namespaces is None or pool.namespace in self.pool_namespaces
 
     def watched(self, namespace: str) -> bool:
         return self.namespaces is None or namespace in self.namespaces
@@ -216,6 +235,7 @@ class Plan:
     residues: frozenset[Residue] = frozenset()
     #: Wished, warm once and not any more, or warm again and not told yet.
     lost: frozenset[tuple[ReplicaId, AdapterId]] = frozenset()
+    waits: frozenset[Wait] = frozenset()  # under way now
     due_at: float | None = None
     #: Objects whose planning broke; the others' plans stand.
     broken: tuple[tuple[ObjectRef, Exception], ...] = ()

@@ -62,8 +62,9 @@ def test_times_are_utc_whatever_the_callers_zone() -> None:
 
 #: Codes that answer a request and never describe an object.
 _REQUEST_ONLY = {
-    "body_too_large", "conflict", "context_length_exceeded", "engine_busy", "forbidden", "invalid_api_key",
-    "invalid_json", "invalid_name", "invalid_parameter", "invalid_request", "missing_reference", "model_not_found",
+    "activation_owned", "body_too_large", "conflict", "context_length_exceeded", "forbidden", "invalid_api_key",
+    "invalid_json", "invalid_name", "invalid_parameter", "invalid_request", "managed_by_object", "missing_reference",
+    "model_not_found",
     "not_found", "rate_limit_exceeded",
 }  # fmt: skip
 

@@ -47,6 +47,14 @@ def failed(seen: World, kind: type[Action], code: str) -> World:
     return replace(seen, memory=replace(seen.memory, failures=failures))
 
 
+def told(seen: World) -> World:
+    """With the statuses that the plan writes."""
+    written = {action.ref: action.status for action in plan(seen).actions if isinstance(action, SetStatus)}
+    objects = tuple(replace(obj, status=written.get(obj.meta.ref, obj.status)) for obj in seen.adapters)
+    pools = {ref: replace(each, status=written.get(each.meta.ref, each.status)) for ref, each in seen.pools.items()}
+    return replace(seen, adapters=objects, pools=pools)
+
+
 def with_version(number: int = 1, **changes: Any) -> World:
     seen = version(number=number, **changes)
     return world(registry=registry(entry("pirate", seen, active_version=0)))

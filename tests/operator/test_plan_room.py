@@ -17,7 +17,7 @@ from loraplane_operator.plan.reservations import admit, shown
 from loraplane_operator.plan.wishes import wishes
 from loraplane_operator.words import AdapterObject, Engine, World
 from tests.operator.fakes.engine import BASE_DIGEST, CAPACITY
-from tests.operator.plans import of
+from tests.operator.plans import of, told
 from tests.operator.worlds import (
     NOW,
     POOL,
@@ -86,13 +86,6 @@ def placed(seen: World, name: str) -> tuple[str, str, str]:
                 if each["type"] == "Placed":
                     return each["status"], each["reason"], each["message"]
     raise AssertionError("no status is written")
-
-
-def told(seen: World) -> World:
-    """With the statuses that the plan writes."""
-    written = {action.ref.name: action.status for action in plan(seen).actions if isinstance(action, SetStatus)}
-    objects = tuple(replace(obj, status=written.get(obj.meta.ref.name, obj.status)) for obj in seen.adapters)
-    return replace(seen, adapters=objects)
 
 
 def test_who_does_not_fit_is_refused_with_the_arithmetic() -> None:

@@ -6,6 +6,8 @@ A reason is the CamelCase of the API's error code, so `BaseModelMismatch` in `ku
 
 from enum import StrEnum
 
+from loraplane_core.errors import reason_of
+
 
 class Reason(StrEnum):
     def __new__(cls, value: str, doc: str = "") -> "Reason":
@@ -24,11 +26,8 @@ class Reason(StrEnum):
     TENANT_UNKNOWN = "TenantUnknown", "No such tenant exists; resumed once it is created."
     TENANT_NOT_BOUND = "TenantNotBound", "The tenant does not list the object's namespace."
     CLAIMED_BY_OTHER = "ClaimedByOther", "Another object claimed the same adapter first."
-    ACTIVATION_OWNED = "ActivationOwned", "Another party decides which version serves."
-    MANAGED_BY_OBJECT = "ManagedByObject", "An object is truth for this field."
     IMMUTABLE_FIELD = "ImmutableField", "An edit changed a field that may not change; the old value stays in force."
     RESERVED_NAME = "ReservedName", "The adapter's name is that of a base model or an alias."
-    INVALID_SPEC = "InvalidSpec", "The object does not follow its schema."
 
     POOL_NOT_FOUND = "PoolNotFound", "poolRef names no pool."
     POOL_NOT_ALLOWED = "PoolNotAllowed", "The pool does not admit this tenant or namespace."
@@ -73,6 +72,13 @@ class Reason(StrEnum):
     NOT_WARM = "NotWarm", "The adapter is not resident where it should be."
     NOT_ACTIVATED = "NotActivated", "No version is active."
     NOT_ACTIVATABLE = "NotActivatable", "The version asked for is not validated."
+    ACTIVE_CHANGED = "ActiveChanged", "Another version became active meanwhile; the object's is set again."
+    TRAFFIC_CHANGED = "TrafficChanged", "Other weights were set meanwhile; the object's are set again."
+    ACTIVATION_NOT_OWNED = "ActivationNotOwned", "The registry has yet to learn that the object decides what serves."
+    ENGINE_BUSY = "EngineBusy", "An engine has no room in its queue; tried again."
+    ENGINE_FAILED = "EngineFailed", "An engine's core died while it loaded; tried again."
+    IMAGE_BROKEN = "ImageBroken", "An engine's copy of the artifact cannot be read; it is made again."
+    CONVERSION_FAILED = "ConversionFailed", "An engine could not convert the artifact; the message says why."
     DRIFTED = "Drifted", "A replica lost an adapter that should be warm."
     HEALED = "Healed", "A replica holds again what it had lost."
     ARTIFACT_UNAVAILABLE = "ArtifactUnavailable", "The artifact store cannot be read now."
@@ -80,13 +86,14 @@ class Reason(StrEnum):
     ADAPTER_WITHDRAWN = "AdapterWithdrawn", "The version was withdrawn."
 
     AVAILABLE = "Available", "At least one replica serves."
-    SCALING = "Scaling", "Replicas are being added or removed."
     STARTING = "Starting", "Replicas are starting."
     ROLLING = "Rolling", "Replicas are being replaced, one at a time."
     CRASH_LOOP = "CrashLoop", "A replica keeps dying."
     BASE_NOT_FOUND = "BaseNotFound", "The base model's files are missing."
     BASE_DIGEST_MISMATCH = "BaseDigestMismatch", "A replica holds other base weights than declared."
     POD_TEMPLATE_NOT_ALLOWED = "PodTemplateNotAllowed", "podTemplate asks for what the platform does not allow pools."
+    ROLLOUT_STALLED = "RolloutStalled", "A replaced replica does not become ready; no further one is replaced."
+    BASE_NAME_CONFLICT = "BaseNameConflict", "An older pool serves other weights under the same base name."
     SCALED_TO_ZERO = "ScaledToZero", "The pool has no replicas by choice."
     HEALTHY = "Healthy", "Nothing is degraded."
 
@@ -98,3 +105,12 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded", "An operation took longer than its deadline."
     UNAVAILABLE = "Unavailable", "A component does not answer; tried again."
     INTERNAL_ERROR = "InternalError", "A defect; the log has the details."
+    REFUSED = "Refused", "Another component refused with a code that has no reason of its own; the message has its words."
+
+
+def reason_for(code: str) -> Reason:
+    """The reason that an error code is shown as. The enum is closed: what it does not know is Refused."""
+    try:
+        return Reason(reason_of(code))
+    except ValueError:
+        return Reason.REFUSED

@@ -40,7 +40,13 @@ def plan(world: World) -> Plan:
         take(obj.meta.ref, partial(plan_adapter, world, obj, found.get(obj.key), warmth, troubles))
     actions += [*warmth.actions, *plan_orphan_claims(world), *plan_orphan_workloads(world)]
     due_at = min((at for at in due if at is not None), default=None)
-    return Plan(tuple(actions), frozenset(residues), warmth.lost, due_at, tuple(broken))
+    return Plan(
+        actions=tuple(actions),
+        residues=frozenset(residues),
+        lost=warmth.lost,
+        due_at=due_at,
+        broken=tuple(broken),
+    )
 
 
 def _age(obj: PoolObject | AdapterObject) -> tuple[float, ObjectRef]:

@@ -8,9 +8,8 @@ meanwhile: warmth follows the registry's active version, whatever a new source d
 from dataclasses import dataclass, field
 from typing import Any
 
-from loraplane_core.errors import reason_of
 from loraplane_core.identity import AdapterRef
-from loraplane_core.resources.reasons import Reason
+from loraplane_core.resources.reasons import Reason, reason_for
 from loraplane_core.wire.registry import (
     Activate,
     Adapter,
@@ -227,7 +226,7 @@ def _ingested(version: Version) -> Verdict:
     if version.state == "ingesting":
         return Verdict("Ingested", "False", Reason.INGESTING, f"version {version.version} is being fetched and checked")
     if version.state == "rejected" and not version.digest:
-        return Verdict("Ingested", "False", reason_of(version.reason or "artifact_rejected"), version.message)
+        return Verdict("Ingested", "False", reason_for(version.reason or "artifact_rejected"), version.message)
     return Verdict("Ingested", "True", Reason.INGESTED, f"version {version.version}, {version.bytes} bytes")
 
 
@@ -243,7 +242,7 @@ def _validate(world: World, obj: AdapterObject, findings: Findings) -> None:
 
 
 def _rejection(world: World, obj: AdapterObject, version: Version) -> tuple[str, str]:
-    reason, pool = reason_of(version.reason or "artifact_rejected"), world.pools.get(obj.pool)
+    reason, pool = reason_for(version.reason or "artifact_rejected"), world.pools.get(obj.pool)
     if reason != Reason.RANK_TOO_HIGH or pool is None:
         return reason, version.message
     rank = version.rank or pool.max_rank + 1  # a rejected artifact's rank is told in words only
