@@ -55,7 +55,7 @@ def test_yaml_reads_back(kind: str) -> None:
 def test_schemas_are_structural(kind: str) -> None:
     allowed = {
         "description", "type", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems",
-        "maxItems", "default", "properties", "required", "items", "additionalProperties", "anyOf",
+        "maxItems", "maxProperties", "default", "properties", "required", "items", "additionalProperties", "anyOf",
     }  # fmt: skip
     for path, node in _nodes(_schema(kind)):
         plain = {key for key in node if not key.startswith("x-kubernetes-")}
@@ -86,7 +86,7 @@ def test_what_cel_reads_is_bounded_and_described(kind: str) -> None:
         if path != ".spec" and not path.endswith((".items", ".additionalProperties")):
             assert node.get("description"), path
         for rule in node.get("x-kubernetes-validations", []):
-            assert set(rule) <= {"rule", "message", "fieldPath"}, path
+            assert set(rule) <= {"rule", "message", "fieldPath", "optionalOldSelf"}, path
             assert rule["message"], path
 
 
@@ -94,7 +94,8 @@ def test_rules_are_where_they_apply() -> None:
     spec = _schema("LoRAAdapter")["properties"]["spec"]
     rules = [rule["rule"] for rule in spec["x-kubernetes-validations"]]
     assert sum("oldSelf" in rule for rule in rules) == 3
-    assert any("traffic.map(t, t.weight).sum() == 100" in rule for rule in rules)
+    traffic = spec["properties"]["traffic"]["x-kubernetes-validations"]
+    assert [rule["rule"] for rule in traffic] == ["self.map(t, t.weight).sum() == 100"]
     pool = _schema("BaseModelPool")["properties"]["spec"]
     assert any("oldSelf.baseModel" in rule["rule"] for rule in pool["x-kubernetes-validations"])
 

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from loraplane_core.identity import PoolRef
 from loraplane_core.resources import uris
-from loraplane_core.resources.base import Digest, Model, Name, ObjectMeta, Report, Rule, rules
+from loraplane_core.resources.base import IMMUTABLE, Digest, Model, Name, ObjectMeta, Report, Rule, rules
 from loraplane_core.resources.conditions import Condition
 from loraplane_core.wire.engine import ResidencyClass
 
@@ -15,9 +15,9 @@ TRAFFIC_TOTAL = 100
 VERSION_MAX = 999_999_999  # identity reads at most nine digits
 
 
-def _source_uri(uri: str) -> str:
-    uris.source_path(uri)
-    return uri
+_NO_CREDENTIALS = "credentialsSecretRef is not honoured yet; leave it out"
+_ONE_OF_TWO = "activeVersion and traffic exclude each other; keep one of them"
+_WHOLE = "the weights must sum to 100"
 
 
 class PoolReference(Model):
@@ -32,26 +32,24 @@ class SecretReference(Model):
     """Name of a Secret in the object's namespace, of type loraplane.dev/source-credentials."""
 
 
+def _refuse_credentials(given: SecretReference | None) -> None:
+    if given is not None:
+        raise ValueError(_NO_CREDENTIALS)
+
+
 class AdapterSource(Model):
     model_config = ConfigDict(
         json_schema_extra=rules(
-            Rule(uris.cel("self.uri", uris.FILE_PATTERN), f"source.uri {uris.SOURCE_MESSAGE}", ".uri"),
-            Rule("!has(self.credentialsSecretRef)", "source.credentialsSecretRef is not honoured yet"),
+            Rule("!has(self.credentialsSecretRef)", _NO_CREDENTIALS, ".credentialsSecretRef"),
         )
     )
 
-    uri: Annotated[str, AfterValidator(_source_uri), Field(min_length=1, max_length=uris.MAX_LENGTH)]
+    uri: Annotated[str, Field(max_length=uris.MAX_LENGTH), uris.SOURCE]
     """Where the artifact lies: file:PATH, relative to the registry's adapter root."""
     digest: Digest | None = None
     """The artifact's digest (64 hexadecimal digits); bytes with another digest are refused."""
-    credentials_secret_ref: SecretReference | None = None
+    credentials_secret_ref: Annotated[SecretReference | None, AfterValidator(_refuse_credentials)] = None
     """Credentials for the source. Not honoured yet."""
-
-    @model_validator(mode="after")
-    def _no_credentials(self) -> Self:
-        if self.credentials_secret_ref is not None:
-            raise ValueError("credentialsSecretRef is not honoured yet")
-        return self
 
 
 class TrafficWeight(Model):
@@ -61,23 +59,28 @@ class TrafficWeight(Model):
     """Its share of requests in percent."""
 
 
+def _whole_traffic(shares: list[TrafficWeight] | None) -> list[TrafficWeight] | None:
+    if shares is None:
+        return None
+    versions = [share.version for share in shares]
+    if len(set(versions)) != len(versions):
+        raise ValueError("names a version twice (duplicate)")
+    if sum(share.weight for share in shares) != TRAFFIC_TOTAL:
+        raise ValueError(_WHOLE)
+    return shares
+
+
 class AdapterSpec(Model):
     model_config = ConfigDict(
         json_schema_extra=rules(
-            Rule("self.tenant == oldSelf.tenant", "spec.tenant is immutable", ".tenant"),
+            Rule("self.tenant == oldSelf.tenant", f"spec.tenant {IMMUTABLE}", ".tenant"),
             Rule(
                 "has(self.adapter) == has(oldSelf.adapter) && (!has(self.adapter) || self.adapter == oldSelf.adapter)",
-                "spec.adapter is immutable, also from unset",
+                f"spec.adapter {IMMUTABLE}",
+                ".adapter",
             ),
-            Rule("self.poolRef == oldSelf.poolRef", "spec.poolRef is immutable, also from unset", ".poolRef"),
-            Rule(
-                "!(has(self.activeVersion) && has(self.traffic))",
-                "spec.activeVersion and spec.traffic exclude each other",
-            ),
-            Rule(
-                "!has(self.traffic) || self.traffic.map(t, t.weight).sum() == 100",
-                "the weights in spec.traffic must sum to 100",
-            ),
+            Rule("self.poolRef == oldSelf.poolRef", f"spec.poolRef {IMMUTABLE}", ".poolRef"),
+            Rule("!(has(self.activeVersion) && has(self.traffic))", _ONE_OF_TWO),
         )
     )
 
@@ -96,8 +99,13 @@ class AdapterSpec(Model):
         Field(
             min_length=1,
             max_length=16,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["version"]},
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["version"],
+                **rules(Rule(f"self.map(t, t.weight).sum() == {TRAFFIC_TOTAL}", _WHOLE)),
+            },
         ),
+        AfterValidator(_whole_traffic),
     ] = None
     """Shares of several versions, summing to 100."""
     warm_replicas: int = Field(default=1, ge=0, le=64)
@@ -109,16 +117,8 @@ class AdapterSpec(Model):
 
     @model_validator(mode="after")
     def _activation(self) -> Self:
-        if self.traffic is None:
-            return self
-        if self.active_version is not None:
-            raise ValueError("activeVersion and traffic exclude each other")
-        versions = [share.version for share in self.traffic]
-        if len(set(versions)) != len(versions):
-            raise ValueError("traffic names a version twice")
-        total = sum(share.weight for share in self.traffic)
-        if total != TRAFFIC_TOTAL:
-            raise ValueError(f"the weights in traffic must sum to 100, not {total}")
+        if self.traffic is not None and self.active_version is not None:
+            raise ValueError(_ONE_OF_TWO)
         return self
 
 

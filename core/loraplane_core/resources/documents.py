@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from loraplane_core.errors import InvalidParameter
 from loraplane_core.labels import ADAPTER_KIND, API_VERSION, POOL_KIND, TENANT_KIND
 from loraplane_core.resources.adapter import LoRAAdapter
-from loraplane_core.resources.pool import BaseModelPool
+from loraplane_core.resources.base import IMMUTABLE
+from loraplane_core.resources.pool import BaseModelPool, BaseModelSource
 from loraplane_core.resources.tenant import Tenant
 
 Resource = Tenant | BaseModelPool | LoRAAdapter
@@ -55,15 +56,20 @@ def check_update(old: Resource, new: Resource) -> None:
         _unchanged("spec.adapter", old.spec.adapter, new.spec.adapter)
         _unchanged("spec.poolRef", old.spec.pool_ref, new.spec.pool_ref)
     elif isinstance(old, BaseModelPool) and isinstance(new, BaseModelPool):
-        _unchanged("spec.baseModel", old.spec.base_model, new.spec.base_model)
+        _unchanged("spec.baseModel", _comparable(old.spec.base_model), _comparable(new.spec.base_model))
     elif type(old) is not type(new):
         _unchanged("kind", old.kind, new.kind)
+
+
+def _comparable(base: BaseModelSource) -> BaseModelSource:
+    """The aliases are a set: their order says nothing."""
+    return base.model_copy(update={"aliases": sorted(base.aliases)})
 
 
 def _unchanged(field: str, old: object, new: object) -> None:
     if old != new:
         raise InvalidParameter(
-            f"{field} is immutable, also from unset; delete the object and create another",
+            f"{field} {IMMUTABLE}",
             param=field,
             code="immutable_field",
         )

@@ -7,27 +7,49 @@ from pydantic.config import JsonDict
 
 from loraplane_core.identity import PoolRef
 from loraplane_core.resources import uris
-from loraplane_core.resources.base import NAME_PATTERN, Digest, Model, Name, ObjectMeta, Report, Rule, rules
+from loraplane_core.resources.base import (
+    IMMUTABLE,
+    NAME_HELP,
+    NAME_PATTERN,
+    Digest,
+    Grammar,
+    Model,
+    Name,
+    ObjectMeta,
+    Report,
+    Rule,
+    rules,
+)
 from loraplane_core.resources.conditions import Condition
-from loraplane_core.resources.quantity import Quantity
+from loraplane_core.resources.quantity import Amounts, Quantity
 
 EngineDtype = Literal["auto", "float32", "bfloat16", "float16"]
 #: StatefulSet pods carry `<pool>-<hash of ten>` in a label of 63 characters.
 POOL_NAME_MAX = 52
-BASE_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$"
 
-BaseName = Annotated[str, Field(pattern=BASE_NAME_PATTERN, min_length=1, max_length=128)]
+BaseName = Annotated[
+    str,
+    Field(max_length=128),
+    Grammar(
+        "[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?",
+        "must be letters, digits and . _ : / -, with a letter or digit at both ends",
+    ),
+]
+Image = Annotated[
+    str,
+    Field(max_length=512),
+    Grammar(
+        "[A-Za-z0-9][A-Za-z0-9._/:@-]*", "must be a container image such as registry.example.com/loraplane/engine:1.0"
+    ),
+]
+_REPEATED = "aliases must not repeat the base's name"
+_NO_AUTOSCALING = "autoscaling is not honoured yet; set replicas"
 _SET: JsonDict = {"x-kubernetes-list-type": "set"}
-
-
-def _base_uri(uri: str) -> str:
-    uris.base_location(uri)
-    return uri
 
 
 def _distinct(names: list[str]) -> list[str]:
     if len(set(names)) != len(names):
-        raise ValueError("holds a name twice")
+        raise ValueError("holds a name twice (duplicate)")
     return names
 
 
@@ -38,8 +60,7 @@ NameSet = Annotated[list[Name], Field(min_length=1, max_length=256, json_schema_
 class BaseModelSource(Model):
     model_config = ConfigDict(
         json_schema_extra=rules(
-            Rule(uris.cel("self.uri", uris.BASE_PATTERN), f"baseModel.uri {uris.BASE_MESSAGE}", ".uri"),
-            Rule("!(self.name in self.aliases)", "baseModel.aliases must not repeat baseModel.name"),
+            Rule("!(self.name in self.aliases)", _REPEATED, ".aliases"),
         )
     )
 
@@ -49,7 +70,7 @@ class BaseModelSource(Model):
         default=[], max_length=16, json_schema_extra=_SET
     )
     """Other names of the same weights, for example the one that adapters were trained under."""
-    uri: Annotated[str, AfterValidator(_base_uri), Field(min_length=1, max_length=uris.MAX_LENGTH)]
+    uri: Annotated[str, Field(max_length=uris.MAX_LENGTH), uris.BASE]
     """Where the weights lie: file:PATH below the model root, or pvc://CLAIM/PATH (mounted read-only)."""
     digest: Digest | None = None
     """Digest of the base; a replica that finds another does not serve."""
@@ -57,7 +78,7 @@ class BaseModelSource(Model):
     @model_validator(mode="after")
     def _aliases_differ(self) -> Self:
         if self.name in self.aliases:
-            raise ValueError("aliases must not repeat name")
+            raise ValueError(_REPEATED)
         return self
 
 
@@ -68,6 +89,11 @@ class Autoscaling(Model):
     """Most replicas."""
     target_in_flight: int = Field(ge=1)
     """Requests in flight per replica that are aimed at."""
+
+
+def _refuse_autoscaling(given: Autoscaling | None) -> None:
+    if given is not None:
+        raise ValueError(_NO_AUTOSCALING)
 
 
 class EngineSpec(Model):
@@ -94,17 +120,17 @@ class EngineSpec(Model):
 
 
 class ResourceRequirements(Model):
-    limits: dict[str, int | str] = Field(default={})
+    limits: Amounts = Field(default={})
     """As in a container."""
-    requests: dict[str, int | str] = Field(default={})
+    requests: Amounts = Field(default={})
     """As in a container."""
 
 
 class PoolSpec(Model):
     model_config = ConfigDict(
         json_schema_extra=rules(
-            Rule("self.baseModel == oldSelf.baseModel", "spec.baseModel is immutable: a new base is a new pool"),
-            Rule("!has(self.autoscaling)", "spec.autoscaling is not honoured yet; set spec.replicas"),
+            Rule("self.baseModel == oldSelf.baseModel", f"spec.baseModel {IMMUTABLE}", ".baseModel"),
+            Rule("!has(self.autoscaling)", _NO_AUTOSCALING, ".autoscaling"),
         )
     )
 
@@ -114,7 +140,7 @@ class PoolSpec(Model):
     """The engine."""
     replicas: int = Field(default=1, ge=0, le=64)
     """Number of engines."""
-    autoscaling: Autoscaling | None = None
+    autoscaling: Annotated[Autoscaling | None, AfterValidator(_refuse_autoscaling)] = None
     """Bounds for a changing number of engines. Not honoured yet."""
     engine: EngineSpec = EngineSpec()
     """How each engine is configured."""
@@ -122,18 +148,12 @@ class PoolSpec(Model):
     """Tenants who may use the pool; by default all. One name makes it a dedicated pool."""
     allowed_namespaces: NameSet | None = None
     """Namespaces whose LoRAAdapters may refer to the pool; by default all."""
-    image: str | None = Field(default=None, min_length=1, max_length=512)
+    image: Image | None = None
     """Engine image; by default the chart's."""
     resources: ResourceRequirements = ResourceRequirements()
     """Resources of each engine's container."""
     pod_template: dict[str, Any] | None = None
     """Merge patch for the engines' pods; what it may set is limited by the chart's values."""
-
-    @model_validator(mode="after")
-    def _fixed_size(self) -> Self:
-        if self.autoscaling is not None:
-            raise ValueError("autoscaling is not honoured yet; set replicas")
-        return self
 
 
 class PoolCapacity(Report):
@@ -184,7 +204,7 @@ class PoolStatus(Report):
 
 
 class PoolMeta(ObjectMeta):
-    name: Annotated[str, Field(pattern=NAME_PATTERN, min_length=1, max_length=POOL_NAME_MAX)]
+    name: Annotated[str, Field(max_length=POOL_NAME_MAX), Grammar(NAME_PATTERN, NAME_HELP)]
 
 
 class BaseModelPool(Model):
