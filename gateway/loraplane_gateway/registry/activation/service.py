@@ -120,14 +120,15 @@ class ActivationService:
         return None
 
     async def activate_ingested(self, locked: AdapterRow, version: int, *, numbered: int) -> None:
-        """The flip that comes with a registration. `numbered` is the version's place in the order of registrations.
+        """The flip that comes with the registration of `version`, which is validated.
+
+        `numbered` is its place in the order of registrations.
 
         An ingestion that finished late does not undo a newer one; an object that owns activation decides itself.
         """
         weights = await self._activation.weights(locked.name)
         if locked.activation_owner == "object" or max(weights, default=0) > numbered:
             return
-        await self._require_servable(locked, version)
         await self._share(locked, weights, {version: 100}, "adapter.activate")
 
     async def stop(self, locked: AdapterRow) -> None:

@@ -1,7 +1,7 @@
 # ruff: noqa: S608 - the statements are put together from constants of this module; values are always bound
 """Adapters and versions as rows, and as the wire shows them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,10 @@ _LIST_ADAPTERS = text(f"SELECT {_ADAPTER} FROM adapters a WHERE {_MINE} AND {_EX
 _LIST_VERSIONS = text(f"""
     SELECT {_VERSION} FROM tenant_adapters v WHERE (:tenant = '' OR v.tenant_id = :tenant)
     ORDER BY v.tenant_id, v.adapter, v.version""")
+_WANTED = "(SELECT * FROM unnest(CAST(:tenants AS text[]), CAST(:adapters AS text[])))"
+_SOME_ADAPTERS = text(f"SELECT {_ADAPTER} FROM adapters a WHERE (a.tenant_id, a.name) IN {_WANTED} AND {_EXISTS}")
+_SOME_VERSIONS = text(f"""
+    SELECT {_VERSION} FROM tenant_adapters v WHERE (v.tenant_id, v.adapter) IN {_WANTED} ORDER BY v.version""")
 _GET_ADAPTER = text(f"""
     SELECT {_ADAPTER} FROM adapters a WHERE a.tenant_id = :tenant AND a.name = :adapter AND {_EXISTS}""")
 _GET_VERSIONS = text(f"""
@@ -92,11 +96,19 @@ class AdapterRepository(Repository):
     """Reads work in both scopes; writes need one tenant's."""
 
     async def all(self) -> list[Adapter]:
-        versions: dict[tuple[str, str], list[Version]] = {}
-        for row in await self.session.execute(_LIST_VERSIONS, self.binds):
-            versions.setdefault((row.tenant_id, row.adapter), []).append(_version(row))
+        versions = _by_adapter(await self.session.execute(_LIST_VERSIONS, self.binds))
         rows = await self.session.execute(_LIST_ADAPTERS, self.binds)
         return [_adapter(row, versions.get((row.tenant_id, row.name), [])) for row in rows]
+
+    async def some(self, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], Adapter]:
+        """Those of the (tenant, adapter)s that there are, as `get` gives them; in the platform's scope."""
+        if not wanted:
+            return {}
+        tenants, adapters = zip(*wanted, strict=True)
+        key = {"tenants": list(tenants), "adapters": list(adapters)}
+        versions = _by_adapter(await self.session.execute(_SOME_VERSIONS, key))
+        rows = await self.session.execute(_SOME_ADAPTERS, key)
+        return {(row.tenant_id, row.name): _adapter(row, versions.get((row.tenant_id, row.name), [])) for row in rows}
 
     async def get(self, adapter: str) -> Adapter | None:
         """With all its versions; None for one that has neither versions nor a claim."""
@@ -156,6 +168,13 @@ def _locked(row: "Row[tuple[Any, ...]]") -> AdapterRow:
         if row.intent_version
         else None,
     )
+
+
+def _by_adapter(rows: "Iterable[Row[tuple[Any, ...]]]") -> dict[tuple[str, str], list[Version]]:
+    found: dict[tuple[str, str], list[Version]] = {}
+    for row in rows:
+        found.setdefault((row.tenant_id, row.adapter), []).append(_version(row))
+    return found
 
 
 def _adapter(row: "Row[tuple[Any, ...]]", versions: list[Version]) -> Adapter:

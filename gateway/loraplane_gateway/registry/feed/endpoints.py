@@ -1,5 +1,6 @@
 """GET /operator/feed as server-sent events. The reader's pace is the pace: nothing is buffered for it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from fastapi import APIRouter
@@ -15,6 +16,8 @@ from loraplane_gateway.registry.http import caller_of, log, number, state_of
 from loraplane_gateway.registry.state import RegistryState
 
 HEARTBEAT_SECONDS = 1.0
+#: After changes were told the next ones gather for this long: many at once cost a reader few looks at Postgres.
+GATHER_SECONDS = 0.03
 MAX_READERS = 16
 router = APIRouter()
 
@@ -57,6 +60,8 @@ async def _events(state: RegistryState, first: bytes, cursor: int) -> AsyncItera
             if following == cursor:
                 await state.hub.wait(seen, HEARTBEAT_SECONDS)
                 yield b": heartbeat\n\n"
+            else:
+                await asyncio.sleep(GATHER_SECONDS)
             cursor = following
     except (SQLAlchemyError, TimeoutError) as error:
         # A feed that went on without reading would look alive and be stale; the reader comes back with its cursor.

@@ -1,7 +1,10 @@
+from collections.abc import Mapping
+from typing import Literal
+
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplane_core.wire.registry import FeedChange, FeedSnapshot
-from loraplane_gateway.db.sessions import PLATFORM, Scope
+from loraplane_core.wire.registry import Adapter, FeedChange, FeedSnapshot
+from loraplane_gateway.db.sessions import PLATFORM
 from loraplane_gateway.registry.adapters.repository import AdapterRepository
 from loraplane_gateway.registry.feed.repository import ChangeRow, FeedRepository
 from loraplane_gateway.registry.tenants.repository import TenantRepository
@@ -32,12 +35,14 @@ class FeedService:
         rows = await self._feed.after(cursor, BATCH)
         last = {(row.kind, row.tenant, row.name): row for row in rows}
         kept = sorted((row for row in last.values() if row.kind in SHOWN), key=lambda row: row.cursor)
-        return [await self._change(row) for row in kept], rows[-1].cursor if rows else cursor
+        wanted = [(row.tenant, row.name) for row in kept if row.kind == "adapter"]
+        adapters = await AdapterRepository(self._session, PLATFORM).some(wanted)
+        return [_change(row, adapters) for row in kept], rows[-1].cursor if rows else cursor
 
-    async def _change(self, row: ChangeRow) -> FeedChange:
-        if row.kind != "adapter":
-            return FeedChange(
-                cursor=row.cursor, kind="tenant" if row.kind == "tenant" else "pool", tenant=row.tenant, name=row.name
-            )
-        adapter = await AdapterRepository(self._session, Scope(row.tenant)).get(row.name)
-        return FeedChange(cursor=row.cursor, kind="adapter", tenant=row.tenant, name=row.name, adapter=adapter)
+
+def _change(row: ChangeRow, adapters: Mapping[tuple[str, str], Adapter]) -> FeedChange:
+    if row.kind != "adapter":
+        kind: Literal["tenant", "pool"] = "tenant" if row.kind == "tenant" else "pool"
+        return FeedChange(cursor=row.cursor, kind=kind, tenant=row.tenant, name=row.name)
+    adapter = adapters.get((row.tenant, row.name))
+    return FeedChange(cursor=row.cursor, kind="adapter", tenant=row.tenant, name=row.name, adapter=adapter)

@@ -25,8 +25,10 @@ from loraplane_gateway.registry.pools.repository import Pool, PoolRepository
 from loraplane_gateway.registry.uploads.files import UploadFiles
 from loraplane_gateway.settings import RegistrySettings
 
-#: A lease outlives the worker's deadline, its start-up and the transaction that settles it.
-LEASE_MARGIN = 90.0
+#: A lease outlives the wait for a worker, its deadline, its start-up and the transaction that settles it.
+LEASE_MARGIN = 120.0
+#: Ingestions that are taken or settled while the workers are busy with others.
+AHEAD = 1
 POLL_SECONDS = 1.0
 log = logging.getLogger("loraplane.registry")
 
@@ -50,10 +52,10 @@ class Dispatcher:
         self._metrics = metrics
 
     async def run(self) -> None:
-        """Until cancelled. One task per worker; each takes the next ingestion when it is free."""
+        """Until cancelled. Each task takes the next ingestion when it is free; no worker waits for Postgres."""
         await self._recover()
         async with asyncio.TaskGroup() as group:
-            for _ in range(self._workers.size):
+            for _ in range(self._workers.size + AHEAD):
                 group.create_task(self._work())
 
     async def _recover(self) -> None:
@@ -79,23 +81,23 @@ class Dispatcher:
 
     async def _one(self) -> bool:
         """Run one ingestion if there is one."""
+        found = await self._take()
+        if found is None:
+            return False
+        taken, pool = found
         async with self._workers.slot() as slot:
-            found = await self._take()
-            if found is None:
-                return False
-            taken, pool = found
             started = time.monotonic()
             outcome = await self._outcome(slot, taken, pool)
             self._metrics.ingestion(outcome, time.monotonic() - started)
-            scope = Scope(taken.tenant)
-            async with transaction(self._sessions, scope) as session:
-                service = IngestionService(session, scope, ACTOR)
-                await service.settle(taken, pool, outcome, max_attempts=self._settings.ingest_attempts)
-            return True
+        scope = Scope(taken.tenant)
+        async with transaction(self._sessions, scope) as session:
+            service = IngestionService(session, scope, ACTOR)
+            await service.settle(taken, pool, outcome, max_attempts=self._settings.ingest_attempts)
+        return True
 
     async def _take(self) -> tuple[Taken, Pool] | None:
         async with transaction(self._sessions, PLATFORM) as session:
-            taken = await QueueRepository(session, PLATFORM).take(self._settings.ingest_timeout + LEASE_MARGIN)
+            taken = await QueueRepository(session, PLATFORM).take(2 * self._settings.ingest_timeout + LEASE_MARGIN)
             if taken is None:
                 return None
             pool = await PoolRepository(session).get(taken.pool)

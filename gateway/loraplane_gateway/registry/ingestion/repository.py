@@ -16,18 +16,20 @@ _ENQUEUE = text("""
 # One at a time, oldest first, only when its pool knows its base. A taken row is invisible to the next taker by
 # its lease; a lease that ran out belongs to a registry that is gone.
 _TAKE = text("""
-    SELECT i.tenant_id, i.adapter, i.version, i.source, i.expected_digest, i.verify, i.attempts,
-           v.rank, v.base_model, v.state, p.namespace, p.name
-    FROM ingestions i
-    JOIN tenant_adapters v USING (tenant_id, adapter, version)
-    JOIN adapters a ON a.tenant_id = i.tenant_id AND a.name = i.adapter
-    JOIN pools p ON a.pool = p.namespace || '/' || p.name
-    WHERE p.base_digest <> '' AND p.config <> '{}'::jsonb AND (i.lease_until IS NULL OR i.lease_until < now())
-    ORDER BY i.queued_at, i.tenant_id, i.adapter, i.version
-    LIMIT 1 FOR UPDATE OF i SKIP LOCKED""")
-_LEASE = text("""
-    UPDATE ingestions SET attempts = attempts + 1, lease_until = now() + make_interval(secs => :seconds)
-    WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version""")
+    UPDATE ingestions SET attempts = n.attempts + 1, lease_until = now() + make_interval(secs => :seconds)
+    FROM (
+        SELECT i.tenant_id, i.adapter, i.version, i.source, i.expected_digest, i.verify, i.attempts,
+               v.rank, v.base_model, v.state, p.namespace, p.name
+        FROM ingestions i
+        JOIN tenant_adapters v USING (tenant_id, adapter, version)
+        JOIN adapters a ON a.tenant_id = i.tenant_id AND a.name = i.adapter
+        JOIN pools p ON a.pool = p.namespace || '/' || p.name
+        WHERE p.base_digest <> '' AND p.config <> '{}'::jsonb AND (i.lease_until IS NULL OR i.lease_until < now())
+        ORDER BY i.queued_at, i.tenant_id, i.adapter, i.version
+        LIMIT 1 FOR UPDATE OF i SKIP LOCKED
+    ) n
+    WHERE ingestions.tenant_id = n.tenant_id AND ingestions.adapter = n.adapter AND ingestions.version = n.version
+    RETURNING n.*""")
 _DELAY = text("""
     UPDATE ingestions SET lease_until = now() + make_interval(secs => :seconds)
     WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version""")
@@ -86,11 +88,9 @@ class QueueRepository(Repository):
     """The dispatcher's side, across all tenants."""
 
     async def take(self, lease_seconds: float) -> Taken | None:
-        row = (await self.session.execute(_TAKE)).one_or_none()
+        row = (await self.session.execute(_TAKE, {"seconds": lease_seconds})).one_or_none()
         if row is None:
             return None
-        key = {"tenant": row.tenant_id, "adapter": row.adapter, "version": row.version}
-        await self.session.execute(_LEASE, {**key, "seconds": lease_seconds})
         return Taken(
             tenant=row.tenant_id,
             adapter=row.adapter,
