@@ -44,6 +44,12 @@ class ClusterAccess(Protocol):
 
     def service_account_kubeconfig(self, namespace: str, name: str) -> Path: ...
 
+    def stop_api_server(self) -> None: ...
+
+    def start_api_server(self) -> None: ...
+
+    def compact_etcd(self) -> None: ...
+
 
 class System:
     """One namespace with one operator. `image` decides which engines its pools get."""
@@ -276,6 +282,12 @@ class System:
             if answer.is_success:
                 return {each["ref"]: each["residency"] for each in answer.json()["adapters"]}
         return {}
+
+    def warm(self, ordinal: int) -> set[str]:
+        """The refs that the operator wants warm there, and that are."""
+        answer = self.engine(ordinal, "GET", "/adapters")
+        listed = answer.json()["adapters"] if answer.is_success else []
+        return {each["ref"] for each in listed if each["warm_wanted"] and each["residency"] in ("host", "device")}
 
     def holders(self, ref: str) -> set[int]:
         return {ordinal for ordinal in self.pods() if self.held(ordinal).get(ref) in ("host", "device")}

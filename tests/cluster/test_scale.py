@@ -16,6 +16,7 @@ from tests.cluster.models import tiny_adapter
 from tests.cluster.services import until
 from tests.cluster.system import FAKE_IMAGE, POOL, ClusterAccess, System, running_system
 
+pytestmark = pytest.mark.timeout(420)
 ADAPTERS_WANTED = 1_000
 REPLICAS = 8
 READY_SECONDS = 120.0

@@ -1,0 +1,193 @@
+"""What breaks around the operator, and the operator itself. Engines are real `loraplane-engine` processes with the
+real model, but for the one that lies, which is a fake: a real one does not."""
+
+import os
+import random
+import signal
+import subprocess
+
+import pytest
+
+from tests.cluster.churn import Churn, forever_alive, settled, storm
+from tests.cluster.fixtures import REAL_REPLICAS
+from tests.cluster.models import tiny_adapter
+from tests.cluster.services import until
+from tests.cluster.system import System
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def kills(system: System, times: int, seed: int) -> None:
+    """kill -9 at random moments under churn, each followed by a start."""
+    churn = Churn(system, random.Random(seed))
+    for _ in range(times):
+        for _ in range(churn.random.randint(1, 3)):
+            churn.step()
+        _until_after(churn.random.uniform(0, 2.5), system)
+        system.kill_operator()
+        system.start_operator()
+    churn.settled()
+
+
+def _until_after(seconds: float, system: System) -> None:
+    """Let the operator work for that long; it must not end by itself."""
+    try:
+        code = system.operator().wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+    pytest.fail(f"the operator ended with {code}:\n{system.operator().tail()}")
+
+
+def test_ten_kills_at_random_moments_end_in_the_same_state(system: System) -> None:
+    kills(system, 10, seed=4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_hundred_kills_at_random_moments_end_in_the_same_state(system: System) -> None:
+    kills(system, 100, seed=5)
+
+
+def test_two_operators_at_once_do_no_harm(system: System) -> None:
+    churn = Churn(system, random.Random(6))
+    system.start_operator("second")
+    try:
+        for _ in range(12):
+            churn.step()
+            _until_after(0.3, system)
+        churn.settled()
+    finally:
+        system.kill_operator("second")
+    churn.settled()
+
+
+def api_server_away(system: System, seconds: float) -> None:
+    system.adapter("pirate", warmReplicas=2)
+    system.until_ready("pirate")
+    key = system.services.key("acme")
+
+    def outage() -> None:
+        system.cluster.stop_api_server()
+        try:
+            _until_after(seconds, system)
+            assert system.services.ask(key, "pirate").status_code == 200
+        finally:
+            system.cluster.start_api_server()
+        system.adapter("html")
+        system.until_ready("html", "pirate", seconds=45)
+
+    forever_alive(system, outage)
+    settled(system, {"pirate": 2, "html": 1})
+
+
+def test_the_api_server_away_for_fifteen_seconds(system: System) -> None:
+    api_server_away(system, 15)
+
+
+@pytest.mark.slow
+def test_the_api_server_away_for_a_minute(system: System) -> None:
+    api_server_away(system, 60)
+
+
+def test_watches_that_expired_begin_anew(system: System) -> None:
+    """The API server comes back without the history that the watches would go on from: 410."""
+    system.adapter("pirate")
+    system.until_ready("pirate")
+
+    def expire() -> None:
+        system.cluster.stop_api_server()
+        try:
+            system.cluster.compact_etcd()
+        finally:
+            system.cluster.start_api_server()
+        system.adapter("html")
+        system.delete("pirate")
+        system.until_ready("html", seconds=45)
+        system.until_gone("pirate", 45)
+
+    forever_alive(system, expire)
+    settled(system, {"html": 1})
+
+
+def test_a_storm_of_conflicts_keeps_nothing_from_ready_and_from_its_end(system: System) -> None:
+    names = ["pirate", "html"]
+    for name in names:
+        system.adapter(name, warmReplicas=2)
+    with storm(system, names):
+        system.until_ready(*names, seconds=20)
+        system.delete("html")
+        system.until_gone("html", 20)
+    raw = system.get("pirate")
+    assert raw is not None and int(raw["metadata"]["annotations"]["storm"]) > 50
+    settled(system, {"pirate": 2})
+
+
+def test_the_registry_away_takes_nothing_from_what_serves(system: System) -> None:
+    system.adapter("pirate", warmReplicas=2)
+    system.until_ready("pirate")
+    key = system.services.key("acme")
+    assert system.services.ask(key, "pirate").status_code == 200
+    before = system.status("pirate")
+    system.services.registry.kill()
+    try:
+        system.adapter("html")
+        until(lambda: system.condition("html", "Ready")[0] == "False", 15, lambda: system.explain("html"))
+        assert system.services.ask(key, "pirate").status_code == 200
+        assert system.ready("pirate")
+        assert system.status("pirate")["replicas"] == before["replicas"]
+    finally:
+        system.services.start_registry()
+    system.until_ready("html", seconds=20)
+    settled(system, {"pirate": 2, "html": 1})
+
+
+def test_a_hung_engine_delays_no_adapter_of_the_others_and_is_named_o5(system: System) -> None:
+    """It accepts and never answers: stopped, not dead."""
+    hung = system.pods()[0]
+    os.kill(hung.pid, signal.SIGSTOP)
+    try:
+        names = ("pirate", "html", "json", "butler")
+        for name in names:
+            system.adapter(name)
+        took = system.until_ready(*names, seconds=20)
+        assert all(0 not in _holders(system, name) for name in names)
+    finally:
+        os.kill(hung.pid, signal.SIGCONT)
+    assert took <= 10
+    until(lambda: system.pods()[0].ready, 30, lambda: system.explain(""))
+    settled(system, dict.fromkeys(names, 1))
+
+
+def _holders(system: System, name: str) -> set[int]:
+    others = [ordinal for ordinal in range(REAL_REPLICAS) if ordinal != 0]
+    return {ordinal for ordinal in others if f"acme/{name}@1" in system.held(ordinal)} - {0}
+
+
+def test_an_engine_that_says_loaded_and_is_not_never_counts_as_ready(fake_system: System) -> None:
+    system = fake_system
+    tiny_adapter(system.services.adapter_root / "tiny", 1)
+    system.pool(replicas=2)
+    system.until_available(30)
+    system.misdeeds(0, lie=True)
+    system.adapter("tiny", warmReplicas=2)
+    until(lambda: system.status("tiny").get("readyReplicas") == 1, 20, lambda: system.explain("tiny"))
+    _until_after(3, system)
+    assert not system.ready("tiny")
+    rows = {row["name"]: row["residency"] for row in system.status("tiny")["replicas"]}
+    assert rows[f"{system.namespace}/smol/0"] not in ("device", "host")
+    system.misdeeds(0)
+    system.until_ready("tiny", seconds=40)
+
+
+def test_an_engine_whose_adapter_calls_hang_delays_no_other_replica(fake_system: System) -> None:
+    system = fake_system
+    for number, name in enumerate(("one", "two", "three")):
+        tiny_adapter(system.services.adapter_root / name, number)
+    system.pool(replicas=3)
+    system.until_available(30)
+    system.misdeeds(0, hang=True)
+    for name in ("one", "two", "three"):
+        system.adapter(name, warmReplicas=3)
+    for name in ("one", "two", "three"):
+        until(lambda name=name: {1, 2} <= system.holders(f"acme/{name}@1"), 10, name)  # type: ignore[misc]
+    system.misdeeds(0)
