@@ -18,15 +18,19 @@ def install(kube: Kube, namespaces: list[str], release: str | None = None) -> No
     RoleBinding in each of `namespaces`. Idempotent.
     """
     home = release or namespaces[0]
-    for raw in crds():
-        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{raw['metadata']['name']}"
-        kube.apply(path, raw)
-        until(lambda path=path: _established(kube, path), ESTABLISHED_SECONDS, path)  # type: ignore[misc]
+    install_crds(kube)
     for namespace in namespaces:
         for raw in manifests(namespace, home):
             kube.apply(_path(raw), raw)
         # The authorizer learns of a binding a moment later; an operator that is quicker would be refused.
         until(lambda namespace=namespace: _bound(kube, namespace, home), ESTABLISHED_SECONDS, namespace)  # type: ignore[misc]
+
+
+def install_crds(kube: Kube) -> None:
+    for raw in crds():
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{raw['metadata']['name']}"
+        kube.apply(path, raw)
+        until(lambda path=path: _established(kube, path), ESTABLISHED_SECONDS, path)  # type: ignore[misc]
 
 
 def _bound(kube: Kube, namespace: str, release: str) -> bool:

@@ -58,20 +58,22 @@ class KubeBench:
         return KubernetesCluster(self._apis[0], namespaces=[self.namespace], site=SITE)
 
     @contextlib.asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
+    async def watching(self, *, complete: bool = True) -> AsyncIterator[None]:
+        """Until the view is complete, unless that is not to be waited for."""
         stop = threading.Event()
         watch = asyncio.create_task(
             handlers.watch(self.cluster, [self.namespace], stop, _registry(self.kubeconfig)), name="kopf"
         )
         run = asyncio.create_task(self.cluster.run())
 
-        async def complete() -> object:
+        async def viewed() -> object:
             if run.done():
                 run.result()  # raises what ended it
             return await self.cluster.observe()
 
         try:
-            await eventually(complete)
+            if complete:
+                await eventually(viewed)
             yield
         finally:
             stop.set()

@@ -20,6 +20,7 @@ from loraplane_operator.words import AdapterObject
 from tests.cluster.install import SERVICE_ACCOUNT
 from tests.cluster.port_bench import KubeBench, Proxy, through
 from tests.cluster.system import ClusterAccess
+from tests.cluster.tool import Cluster
 from tests.operator import port_contract as contract
 from tests.operator.eventually import eventually
 from tests.operator.system import adapter_manifest
@@ -318,3 +319,24 @@ async def test_a_deletion_during_an_outage_is_found_where_nothing_is_left_to_lis
         return not await names(bench)
 
     await eventually(empty, 6)
+
+
+async def test_expired_watch_begins_anew_with_a_list(cluster: Cluster) -> None:
+    """410: the API server comes back and has forgotten everything before now, also what was deleted meanwhile."""
+    bench = KubeBench(cluster)
+    try:
+        await bench.start()
+        async with bench.watching():
+            for name in ("kept", "removed"):
+                await contract.created(bench, name)
+            await asyncio.to_thread(cluster.compact_etcd)
+            await bench.remove(ObjectRef(ADAPTER_KIND, bench.namespace, "removed"))
+            await bench.put(adapter_manifest("added"))
+
+            async def right() -> bool:
+                return await names(bench) == {"kept", "added"}
+
+            await eventually(right, 6)
+            await contract.created(bench, "later")
+    finally:
+        await bench.close()

@@ -1,0 +1,98 @@
+"""What the operator asked of the API server, compared with what its Role lets it ask."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+#: Discovery, which every account may read.
+_DISCOVERY = re.compile(r"^/(api|apis|version)(/[^/?]+){0,2}/?(\?.*)?$")
+
+
+#: An API server that starts serves before it has read the Roles: it refuses what it grants a moment later.
+WARM_UP_SECONDS = 10.0
+
+
+class Right(NamedTuple):
+    group: str
+    resource: str  # with its subresource, as in a Role
+    verb: str
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}" + (f".{self.group}" if self.group else "")
+
+
+def check_audit(audit_log: Path, account: str, rules: Iterable[Mapping[str, Any]], *, whole: bool = True) -> list[str]:
+    """Problems, each said once: refusals, requests outside `rules`, and, when `whole`, rights that were not used.
+
+    `account` is a user, or a ServiceAccount's name, which then counts in every namespace.
+    """
+    granted = set(rights(rules))
+    used: set[Right] = set()
+    problems: set[str] = set()
+    refused: dict[tuple[str, Right], float] = {}
+    for event in events(audit_log, account):
+        asked = _asked(event)
+        where = event.get("requestURI", "")
+        code = (event.get("responseStatus") or {}).get("code", 0)
+        if asked is None:
+            if event.get("objectRef") or not _DISCOVERY.match(where):
+                problems.add(f"not of a namespace: {event['verb']} {where}")
+            continue
+        if asked not in granted:
+            problems.add(f"outside the Role: {asked}")
+        who = event["user"]["username"], asked
+        if code == 403 and _decision(event) != "allow":  # an admission plugin says 403, too
+            refused.setdefault(who, _time(event))
+            continue
+        if who in refused and _time(event) - refused[who] <= WARM_UP_SECONDS:
+            del refused[who]
+        used.add(asked)
+        if asked.verb == "patch" and code == 201:  # an apply that made the object also needs this right
+            used.add(asked._replace(verb="create"))
+    problems |= {f"refused: {asked} ({user})" for user, asked in refused}
+    if whole:
+        problems |= {f"never used: {right}" for right in granted - used}
+    return sorted(problems)
+
+
+def rights(rules: Iterable[Mapping[str, Any]]) -> Iterator[Right]:
+    for rule in rules:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                for verb in rule["verbs"]:
+                    yield Right(group, resource, verb)
+
+
+def events(audit_log: Path, account: str) -> Iterator[dict[str, Any]]:
+    """Answered requests of the account, oldest first; a watch counts from its start."""
+    wanted = account if account.startswith("system:") else f":{account}"
+    with audit_log.open() as lines:
+        for line in lines:
+            if wanted not in line:
+                continue
+            try:
+                event = json.loads(line)
+            except ValueError:  # cut off by the end of an API server, or not yet whole
+                continue
+            if event["user"]["username"].endswith(wanted) and event["stage"] != "RequestReceived":
+                yield event
+
+
+def _asked(event: Mapping[str, Any]) -> Right | None:
+    """None for what is no object of a namespace."""
+    ref = event.get("objectRef") or {}
+    if not ref.get("resource") or not ref.get("namespace"):
+        return None
+    below = f"/{ref['subresource']}" if ref.get("subresource") else ""
+    return Right(ref.get("apiGroup", ""), f"{ref['resource']}{below}", event["verb"])
+
+
+def _time(event: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp()
+
+
+def _decision(event: Mapping[str, Any]) -> str:
+    return str((event.get("annotations") or {}).get("authorization.k8s.io/decision", ""))
