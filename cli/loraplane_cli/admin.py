@@ -21,6 +21,7 @@ from loraplane_core.wire.registry import (
     NewKey,
     RegisterVersion,
     Rollback,
+    SetTraffic,
     Tenant,
     Tenants,
     TenantSpec,
@@ -88,10 +89,15 @@ class AdminClient:
         self._send("DELETE", f"/admin/tenants/{tenant}/adapters/{adapter}/versions/{version}")
 
     def activate(self, tenant: str, adapter: str, spec: Activate) -> Adapter:
-        return self._call("POST", f"/admin/tenants/{tenant}/adapters/{adapter}/activate", Adapter, spec)
+        path = f"/admin/tenants/{tenant}/adapters/{adapter}/activate"
+        return self._call("POST", path, Adapter, spec, patience=spec.deadline_s if spec.wait else 0)
 
     def rollback(self, tenant: str, adapter: str, spec: Rollback) -> Adapter:
-        return self._call("POST", f"/admin/tenants/{tenant}/adapters/{adapter}/rollback", Adapter, spec)
+        path = f"/admin/tenants/{tenant}/adapters/{adapter}/rollback"
+        return self._call("POST", path, Adapter, spec, patience=spec.deadline_s if spec.wait else 0)
+
+    def set_traffic(self, tenant: str, adapter: str, spec: SetTraffic) -> Adapter:
+        return self._call("POST", f"/admin/tenants/{tenant}/adapters/{adapter}/traffic", Adapter, spec)
 
     def begin_upload(self, tenant: str) -> Upload:
         return self._call("POST", f"/admin/tenants/{tenant}/uploads", Upload)
@@ -101,9 +107,19 @@ class AdminClient:
         answer = self._send("PUT", path, content=part, headers={"upload-offset": str(offset)})
         return wire.decode(answer.content, Upload)
 
-    def _call(self, method: str, path: str, kind: type[T], body: object = None, wait: float | None = None) -> T:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        body: object = None,
+        *,
+        wait: float | None = None,
+        patience: float = 0,
+    ) -> T:
         content = msgspec.json.encode(body) if body is not None else None
-        answer = self._send(method, path, content=content, wait=wait, headers={"content-type": "application/json"})
+        headers = {"content-type": "application/json"}
+        answer = self._send(method, path, content=content, wait=wait, patience=patience, headers=headers)
         return wire.decode(answer.content, kind)
 
     def _send(
@@ -114,7 +130,9 @@ class AdminClient:
         content: bytes | None = None,
         headers: dict[str, str] | None = None,
         wait: float | None = None,
+        patience: float = 0,
     ) -> httpx.Response:
+        """`wait` is asked of the registry by the query; `patience` is how long the body asks it to take."""
         try:
             answer = self._client.request(
                 method,
@@ -122,7 +140,7 @@ class AdminClient:
                 content=content,
                 headers=headers,
                 params={"wait": f"{wait:g}"} if wait else None,
-                timeout=httpx.Timeout(CALL_SECONDS + (wait or 0), connect=CONNECT_SECONDS),
+                timeout=httpx.Timeout(CALL_SECONDS + (wait or patience), connect=CONNECT_SECONDS),
             )
         except httpx.HTTPError as error:
             raise NotRunning(f"nothing answers on {self._url}: {error or type(error).__name__}") from error

@@ -2,7 +2,7 @@
 
 import typer
 
-from loraplane_cli.commands import adapters, apply, get, model, tenants, top, up
+from loraplane_cli.commands import adapters, apply, get, model, tenants, top, traffic, up
 
 app = typer.Typer(
     name="loraplane",
@@ -20,6 +20,7 @@ app.command()(get.events)
 app.command()(get.logs)
 app.command()(top.top)
 app.command()(adapters.rollback)
+app.command()(traffic.traffic)
 app.add_typer(tenants.tenant, name="tenant")
 app.add_typer(tenants.key, name="key")
 app.add_typer(adapters.adapter, name="adapter")

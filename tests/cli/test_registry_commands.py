@@ -134,6 +134,38 @@ def test_activate_verify_delete_and_rollback_name_the_version(registry: Registry
     assert [msgspec.convert(body, Rollback) for body in (rolled_back, rolled_to)] == [Rollback(), Rollback(version=2)]
 
 
+def test_shares_are_set_together_and_shown(registry: Registry, command: Command) -> None:
+    split = adapter(3, version(3, weight=90, is_active=True), version(4, weight=10, is_active=True), version(5))
+    registry.on("POST", f"{ADAPTER}/traffic", 200, split)
+    registry.on("GET", ADAPTER, 200, split)
+    assert command.run("traffic", "acme/pirate", "3=90", "4=10", "--expect", "3=100") == 0
+    assert command.output.strip() == "acme/pirate: @3 90%, @4 10%"
+    assert registry.bodies() == [
+        {
+            "shares": [{"version": 3, "weight": 90}, {"version": 4, "weight": 10}],
+            "expect": [{"version": 3, "weight": 100}],
+        }
+    ]
+    assert command.run("traffic", "acme/pirate") == 0
+    assert [line.split() for line in command.output.splitlines()[1:]] == [["3", "90%"], ["4", "10%"]]
+    assert command.run("adapter", "show", "acme/pirate") == 0
+    assert "90%" in command.output
+    asked = len(registry.asked)
+    for wrong in ("3", "3=x", "=5", "@3=100"):
+        assert command.run("traffic", "acme/pirate", wrong) == 1
+    assert len(registry.asked) == asked
+
+
+def test_activation_and_rollback_may_wait_for_warmth(registry: Registry, command: Command) -> None:
+    registry.on("POST", f"{ADAPTER}/activate", 504, refusal("not_warm", "version 2 keeps serving"))
+    registry.on("POST", f"{ADAPTER}/rollback", 200, adapter(2))
+    assert command.run("adapter", "activate", "acme/pirate@3", "--wait", "warm", "--deadline", "5") == 1
+    assert command.json("rollback", "acme/pirate", "--wait", "warm")["active_version"] == 2
+    activated, rolled_back = registry.bodies()
+    assert msgspec.convert(activated, Activate) == Activate(version=3, wait="warm", deadline_s=5)
+    assert msgspec.convert(rolled_back, Rollback) == Rollback(wait="warm")
+
+
 def test_show_lists_every_version(registry: Registry, command: Command) -> None:
     registry.on("GET", ADAPTER, 200, adapter(2, version(1, rank=8, bytes=2048), version(2, is_active=True)))
     assert command.run("adapter", "show", "acme/pirate") == 0

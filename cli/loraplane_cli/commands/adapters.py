@@ -1,7 +1,7 @@
 """`loraplane adapter` and `loraplane rollback`: versions of a tenant's adapters, by admin REST."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
@@ -23,6 +23,10 @@ Versioned = Annotated[str, typer.Argument(metavar="TENANT/ADAPTER@VERSION")]
 Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait for the checks; 0 does not wait.")]
 Pool = Annotated[str | None, typer.Option(help="NAMESPACE/NAME; by default the adapter's, or the only one.")]
 Base = Annotated[str | None, typer.Option("--base-model", help="Base it was trained for; by default the pool's.")]
+WaitWarm = Annotated[
+    Literal["warm"] | None, typer.Option("--wait", help="warm: keep what serves until the version is warm.")
+]
+Deadline = Annotated[float, typer.Option(min=1, max=300, help="Seconds that --wait waits; then nothing has changed.")]
 Active = Annotated[bool, typer.Option("--activate/--no-activate", help="Serve it once it is validated.")]
 
 
@@ -56,7 +60,7 @@ def show(name: Name, state_dir: StateDir = DEFAULT_STATE, json: Json = False) ->
         print_json(found)
         return
     rows = [
-        [each.version, each.state, "active" if each.is_active else "", each.rank or "", size(each.bytes),
+        [each.version, each.state, _share(each), each.rank or "", size(each.bytes),
          each.digest[:12], each.base_model, each.base_evidence, age(each.created_at), each.message or each.reason]
         for each in found.versions
     ]  # fmt: skip
@@ -113,14 +117,17 @@ def upload(
 @adapter.command("activate")
 def activate_version(
     ref: Versioned,
+    *,
     expect_active: Annotated[int | None, typer.Option(help="Only if this version is active now.")] = None,
+    wait: WaitWarm = None,
+    deadline: Deadline = 30.0,
     state_dir: StateDir = DEFAULT_STATE,
     json: Json = False,
 ) -> None:
     """Make a validated version the one that serves."""
     wished = AdapterRef.parse(ref)
     with admin(state_dir) as client:
-        spec = Activate(version=wished.version, expect_active=expect_active)
+        spec = Activate(version=wished.version, expect_active=expect_active, wait=wait or "", deadline_s=deadline)
         _active(client.activate(wished.tenant, wished.adapter, spec), json)
 
 
@@ -144,14 +151,17 @@ def delete_version(ref: Versioned, state_dir: StateDir = DEFAULT_STATE, json: Js
 
 def rollback(
     name: Name,
-    to: Annotated[int | None, typer.Option(min=1, help="Version; by default the one active before.")] = None,
+    *,
+    to: Annotated[int | None, typer.Option(min=1, help="Version; by default the one that served before.")] = None,
+    wait: WaitWarm = None,
+    deadline: Deadline = 30.0,
     state_dir: StateDir = DEFAULT_STATE,
     json: Json = False,
 ) -> None:
     """Go back to an earlier version in one call."""
     tenant, adapter_name = parse_name(name)
     with admin(state_dir) as client:
-        _active(client.rollback(tenant, adapter_name, Rollback(version=to)), json)
+        _active(client.rollback(tenant, adapter_name, Rollback(version=to, wait=wait or "", deadline_s=deadline)), json)
 
 
 def parse_name(text: str) -> tuple[str, str]:
@@ -165,6 +175,13 @@ def parse_name(text: str) -> tuple[str, str]:
 def _registered(client: AdminClient, tenant: str, name: str, spec: RegisterVersion, wait: float) -> Version:
     with errors.status("registering and checking", spinner="dots"):
         return client.register(tenant, name, spec, wait)
+
+
+def _share(version: Version) -> str:
+    """What of the requests it gets; "" for none."""
+    if not version.is_active:
+        return ""
+    return f"{version.weight}%" if 0 < version.weight < 100 else "active"
 
 
 def _told(found: Version, as_json: bool, *, waited: bool) -> None:
