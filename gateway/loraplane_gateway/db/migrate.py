@@ -21,7 +21,7 @@ def migrations_folder() -> Path:
     return packaged if packaged.is_dir() else package.parent.parent / "migrations"
 
 
-def migrate(owner_url: str) -> None:
+def migrate(owner_url: str, revision: str = "head") -> None:
     """Bring the schema to the newest revision in one transaction; a second caller waits for the first."""
     engine = create_engine(driver_url(owner_url), poolclass=NullPool, connect_args={"connect_timeout": CONNECT_SECONDS})
     with engine.begin() as connection:
@@ -30,4 +30,4 @@ def migrate(owner_url: str) -> None:
         config = Config()
         config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        command.upgrade(config, revision)

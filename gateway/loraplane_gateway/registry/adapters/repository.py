@@ -193,7 +193,7 @@ def _adapter(row: "Row[tuple[Any, ...]]", versions: list[Version]) -> Adapter:
         active_version=heaviest(weights),
         intent_version=row.intent_version or 0,
         previous_version=back if back in validated else 0,
-        source_hash=row.source_hash,
+        source_hash=row.source_hash if row.claim_uid else "",
         source_version=row.source_version or 0,
         versions=versions,
     )
