@@ -18,7 +18,7 @@ from tests.cluster.tool.errors import ClusterError
 from tests.cluster.tool.leftovers import STATE_VARIABLE, state_folder
 from tests.cluster.tool.packages import install
 
-_COMMANDS = ("go", "ip", "nsenter", "openssl")
+_COMMANDS = ("go", "ip", "nsenter", "openssl", "setpriv")
 
 
 def why_not() -> str | None:

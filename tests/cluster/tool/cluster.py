@@ -17,9 +17,10 @@ from typing import IO, Any
 import httpx
 
 from tests.cluster.kube import Kube, Refused
-from tests.cluster.tool import controlplane
+from tests.cluster.tool import controlplane, dns, node
 from tests.cluster.tool.build import build
 from tests.cluster.tool.errors import ClusterError
+from tests.cluster.tool.images import write_images
 from tests.cluster.tool.leftovers import (
     BASE,
     STATE_VARIABLE,
@@ -76,8 +77,6 @@ class Cluster:
             raise ClusterError(f"cluster {self.name} runs already; `make cluster-down`, or use another --name")
         self._clear()
         self.state.mkdir(mode=0o700)
-        if not bound:
-            (self.state / _DETACHED).touch()
         (self.state / "bin").mkdir()
         for name, path in binaries.items():
             self._binary(name).symlink_to(path)
@@ -88,7 +87,10 @@ class Cluster:
         manager = controlplane.controller_manager(self._binary("kube-controller-manager"), self.state, self._pki)
         self._start("controller-manager", manager, bound)
         self._until(self._has_default_account, "the default ServiceAccount", "controller-manager")
+        if self.level == "node":
+            self._start_node(bound)
         if not bound:
+            (self.state / _DETACHED).touch()
             self._release()
 
     def stop(self) -> None:
@@ -142,6 +144,14 @@ class Cluster:
         write_kubeconfig(self.ca, {"token": answer["status"]["token"]}, self.server, target)
         return target
 
+    def load_image(self, archive: Path) -> None:
+        """A docker or OCI archive becomes an image of the node (level "node"); use `imagePullPolicy: Never`."""
+        address = ("--address", str(self.state / node.CONTAINERD_SOCKET), "--namespace", "k8s.io")
+        command = ["ctr", *address, "images", "import", str(archive)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=False)
+        if done.returncode != 0:
+            raise ClusterError(f"{archive.name} is no image that containerd takes:\n{done.stderr[-2000:]}")
+
     # -- inside
 
     def _claim(self) -> None:
@@ -170,6 +180,23 @@ class Cluster:
     def _start(self, name: str, command: list[str | Path], bound: bool) -> None:
         with self.network.entered():
             self.processes.start(name, command, bound=bound)
+
+    def _start_node(self, bound: bool) -> None:
+        """Node and DNS are ready on return."""
+        node.create_cgroups(self.name)
+        node.write_configuration(self.state, self.name, self._pki)
+        self._start("scheduler", node.scheduler(self._binary("kube-scheduler"), self.state), bound)
+        self._start("node", node.node(self.state), bound)
+        images = write_images(self.state / "images", self._binary("coredns"))
+        self._until((self.state / node.CONTAINERD_SOCKET).exists, "containerd", "node")
+        for archive in images:
+            self.load_image(archive)
+        for collection, body in dns.objects():
+            self._call("POST", collection, body)
+        self._until(self._has_dns, "DNS", "node", "scheduler")
+
+    def _has_dns(self) -> bool:
+        return bool(self._call("GET", dns.DEPLOYMENT).get("status", {}).get("availableReplicas"))
 
     def _call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         with self.network.entered(), contextlib.closing(Kube(self.kubeconfig)) as kube:
@@ -221,7 +248,10 @@ def _unmount(path: str) -> None:
 
 
 def _remove_groups(root: Path) -> None:
-    """A cgroup is removed by rmdir, the deepest first; one that still holds a process stays and is reported."""
-    for group in [*sorted((path for path in root.rglob("*") if path.is_dir()), reverse=True), root]:
-        with contextlib.suppress(OSError):
-            group.rmdir()
+    """A cgroup is removed by rmdir, the deepest first; one that still holds a process is reported as left behind."""
+    deadline = time.monotonic() + _COMMAND_SECONDS
+    while root.is_dir() and time.monotonic() < deadline:
+        for group in [*sorted((path for path in root.rglob("*") if path.is_dir()), reverse=True), root]:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+        time.sleep(_POLL_SECONDS)  # the kernel may still be ending a pod

@@ -3,16 +3,15 @@
 import contextlib
 import json
 import os
+import select
+import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from loraplane_core.process import die_with_parent
-
 KILL_SECONDS = 10.0
-_POLL_SECONDS = 0.02
+_BOUND = ("setpriv", "--pdeathsig", "KILL")
 
 
 class Processes:
@@ -30,17 +29,16 @@ class Processes:
         """In the network namespace where the calling thread is."""
         self._pids.mkdir(exist_ok=True)
         self._logs.mkdir(exist_ok=True)
-        with self.log(name).open("ab") as log:
-            child = subprocess.Popen(
-                [str(part) for part in command],
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=die_with_parent(signal.SIGKILL) if bound else None,  # noqa: PLW1509
-            )
-        record = {"pid": child.pid, "started": start_time(child.pid)}
+        words = [*(_BOUND if bound else ()), *(str(part) for part in command)]
+        program = shutil.which(words[0])
+        if program is None:
+            raise FileNotFoundError(words[0])
+        with self.log(name).open("ab") as log, Path(os.devnull).open("rb") as nothing:
+            files = [(os.POSIX_SPAWN_DUP2, nothing.fileno(), 0)]
+            files += [(os.POSIX_SPAWN_DUP2, log.fileno(), target) for target in (1, 2)]
+            # No Popen: nobody here waits for it, and it may outlive this process.
+            pid = os.posix_spawn(program, words, self._environment, file_actions=files, setsid=True)
+        record = {"pid": pid, "started": start_time(pid)}
         unfinished = self._pids / f".{name}"
         unfinished.write_text(json.dumps(record))
         unfinished.replace(self._pids / name)
@@ -85,14 +83,31 @@ def start_time(pid: int) -> int | None:
 
 def kill_all(pids: set[int], seconds: float = KILL_SECONDS) -> set[int]:
     """SIGKILL to each; returns those that are still there at the deadline."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + seconds
-    while any(start_time(pid) is not None for pid in pids) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
-    _reap(pids)
-    return {pid for pid in pids if start_time(pid) is not None}
+    left = {pid: descriptor for pid in pids if (descriptor := _open(pid)) is not None}
+    try:
+        for descriptor in left.values():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        deadline = time.monotonic() + seconds
+        # Readable once the last thread has ended: only then are its ports and files free.
+        ended = {pid for pid, descriptor in left.items() if _readable(descriptor, deadline - time.monotonic())}
+    finally:
+        for descriptor in left.values():
+            os.close(descriptor)
+    _reap(ended)
+    return set(left) - ended
+
+
+def _open(pid: int) -> int | None:
+    with contextlib.suppress(ProcessLookupError):
+        return os.pidfd_open(pid)
+    return None
+
+
+def _readable(descriptor: int, seconds: float) -> bool:
+    watched = select.poll()
+    watched.register(descriptor, select.POLLIN)
+    return bool(watched.poll(max(0.0, seconds) * 1000))
 
 
 def _reap(pids: set[int]) -> None:
