@@ -87,6 +87,7 @@ def _run(cluster: Cluster, argv: list[str]) -> int:
     command = argv[1:] if argv[:1] == ["--"] else argv
     if not command:
         raise ClusterError("run needs a command after --")
+    cluster.claim()
     with _signals_raise():
         try:
             _start(cluster, bound=True)
@@ -99,12 +100,15 @@ def _run(cluster: Cluster, argv: list[str]) -> int:
 
 
 def _up(cluster: Cluster) -> int:
+    cluster.claim()
     with _signals_raise():
         try:
             _start(cluster, bound=False)
-        except BaseException:
-            with _signals_wait(), contextlib.suppress(ClusterError):
+        except BaseException as error:
+            with _signals_wait():
                 cluster.stop()
+            if isinstance(error, Ended):
+                return 128 + error.signum
             raise
     print(f"export KUBECONFIG={cluster.kubeconfig} {STATE_VARIABLE}={cluster.state}")
     print(f"nsenter --net={cluster.network.path} {cluster.kubectl} get namespaces   # every client runs like this")

@@ -72,9 +72,7 @@ class Cluster:
     def start(self, *, bound: bool = True) -> None:
         """Ready on return. `bound`: its processes die with this one (start it from the main thread)."""
         binaries = build(self.level)  # outside of the namespace: needs the network
-        self._claim()
-        if (self.state / _DETACHED).exists() and self.running():
-            raise ClusterError(f"cluster {self.name} runs already; `make cluster-down`, or use another --name")
+        self.claim()
         self._clear()
         self.state.mkdir(mode=0o700)
         (self.state / "bin").mkdir()
@@ -93,9 +91,16 @@ class Cluster:
             (self.state / _DETACHED).touch()
             self._release()
 
+    def claim(self) -> None:
+        """The name is this process's until `stop`; refused when a cluster of that name is in use."""
+        self._hold()
+        if (self.state / _DETACHED).exists() and self.running():
+            self._release()
+            raise ClusterError(f"cluster {self.name} runs already; `make cluster-down`, or use another --name")
+
     def stop(self) -> None:
         """What is not there is stopped. Raises ClusterError with what could not be removed."""
-        self._claim()
+        self._hold()
         self._clear()
         self._release()
         left = leftovers(self.name)
@@ -154,7 +159,7 @@ class Cluster:
 
     # -- inside
 
-    def _claim(self) -> None:
+    def _hold(self) -> None:
         """Held until `stop`, or until this process ends however it does."""
         if self._lock is not None:
             return
