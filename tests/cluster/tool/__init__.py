@@ -1,4 +1,4 @@
-"""A throw-away Kubernetes control plane for tests, in a network namespace of its own (ADR 0012)."""
+"""A throw-away Kubernetes control plane for tests, in a network namespace of its own (ADR 0013)."""
 
 from tests.cluster.tool.cluster import DEFAULT_NAME, Cluster
 from tests.cluster.tool.errors import ClusterError

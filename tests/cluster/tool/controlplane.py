@@ -1,4 +1,4 @@
-"""Command lines of the control plane's processes (flags and their reasons: ADR 0012). No state, no waiting."""
+"""Command lines of the control plane's processes (flags and their reasons: ADR 0013). No state, no waiting."""
 
 import json
 from pathlib import Path
