@@ -8,7 +8,7 @@ import pytest
 
 from loraplane_core.identity import AdapterId, ReplicaId
 from loraplane_core.wire.registry import Adapter
-from loraplane_operator.actions import Note, SetStatus, Warm
+from loraplane_operator.actions import Action, Note, SetStatus, Warm
 from loraplane_operator.plan import plan
 from loraplane_operator.words import Engine, Failure, World
 from tests.operator.plans import condition, of, status, told
@@ -124,7 +124,7 @@ def test_change_of_version_is_no_loss() -> None:
 
 
 def failing(seen: World, replica: ReplicaId, code: str, message: str = "no") -> World:
-    failures = {
+    failures: dict[Action, Failure] = {
         action: Failure(code, message, 7, NOW + 30)
         for action in plan(seen).actions
         if isinstance(action, Warm) and action.replica == replica

@@ -183,6 +183,12 @@ def test_waiting_version_of_an_adapter_made_by_rest_alone_is_confirmed_too() -> 
     assert [each.request.version for each in of(ConfirmWarm, warm)] == [1]
 
 
+def test_version_that_waits_to_get_all_requests_while_it_gets_some_is_confirmed() -> None:
+    shown = weighted(60, 40, intent_version=1, activation_owner="registry")
+    seen = world(registry=registry(shown), **everywhere(*BOTH))
+    assert [each.request.version for each in of(ConfirmWarm, seen)] == [1]
+
+
 def test_waiting_version_that_may_not_run_there_is_never_confirmed() -> None:
     shown = entry("pirate", version(), version(number=2, rank=128), intent_version=2)
     seen = world(registry=registry(shown), **everywhere(*BOTH))

@@ -176,6 +176,9 @@ def _ingest(world: World, obj: AdapterObject, findings: Findings) -> None:
 
 
 def _register(world: World, obj: AdapterObject, findings: Findings, *, known_only: bool) -> Verdict:
+    if any(isinstance(action, ClaimAdapter) for action in findings.actions):
+        # Registering activates, unless the object owns activation: that has to be known first.
+        return Verdict("Ingested", "False", Reason.PROGRESSING, "registers the source after the claim")
     source = Source(uri=obj.source_uri, digest=obj.source_digest)
     named = world.memory.source_hashes.get(obj.meta.uid, frozenset()) | {_told_source(world, obj)}
     named_other = bool(named - {obj.source_hash, ""})

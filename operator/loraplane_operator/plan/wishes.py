@@ -59,7 +59,8 @@ class Wish:
 
     @property
     def waiting(self) -> Target | None:
-        return next((target for target in self.targets if not target.weight), None)
+        """The version that gets all requests once it is warm; it may get some already."""
+        return next((target for target in self.targets if target.id.version == self.adapter.intent_version), None)
 
     @property
     def refusal(self) -> Refusal | None:
