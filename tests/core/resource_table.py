@@ -102,6 +102,18 @@ ROWS: dict[str, Row] = {
             }
         )
     ),
+    "largest adapter": Row(  # the rules' costs have a limit per object
+        adapter(
+            {
+                "tenant": "a" * 63,
+                "adapter": "b" * 63,
+                "poolRef": {"name": "c" * 63, "namespace": "d" * 63},
+                "source": {"uri": "file:" + "e/" * 509 + "e", "digest": DIGEST},
+                "traffic": _shares(16),
+            },
+            name="f" * 63,
+        )
+    ),
     "null is absent": Row(
         adapter(dict.fromkeys(("adapter", "warmReplicas", "activeVersion", "traffic", "source.digest")))
     ),
@@ -249,6 +261,24 @@ ROWS: dict[str, Row] = {
             }
         )
     ),
+    "largest pool": Row(
+        pool(
+            {
+                "baseModel": {
+                    "name": "a" * 128,
+                    "aliases": [f"{number:0128}" for number in range(16)],
+                    "uri": f"pvc://{'b.' * 126}b/" + "c" * 764,
+                    "digest": DIGEST,
+                },
+                "engine": dict.fromkeys(("adapterMemory", "hostCache", "diskCache"), "9" * 18 + ".999999999Ti"),
+                "allowedTenants": [f"{number:063}" for number in range(256)],
+                "allowedNamespaces": [f"{number:063}" for number in range(256)],
+                "image": "d" * 512,
+                "resources": {"limits": {f"e{number}": "1.5Gi" for number in range(16)}},
+            },
+            name="f" * 52,
+        )
+    ),
     "pool with nulls": Row(pool({"engine": None, "baseModel.aliases": None, "resources.limits": {"cpu": None}})),
     "pool name of 52": Row(pool(name="a" * 52)),
     "pool name of 53": Row(pool(name="a" * 53), "metadata.name", "at most 52 characters"),
@@ -290,7 +320,7 @@ ROWS: dict[str, Row] = {
     "engine dtype unknown": Row(
         pool({"engine.dtype": "int4"}), "spec.engine.dtype", *_one_of("auto", "float32", "bfloat16", "float16")
     ),
-    "engine memory with a point": Row(pool({"engine.adapterMemory": "0.5Gi", "engine.hostCache": 64.0})),
+    "engine memory with a point": Row(pool({"engine.adapterMemory": "0.5Gi"})),
     **{
         f"engine memory {case}": Row(pool({"engine.adapterMemory": amount}), "spec.engine.adapterMemory", *_MEMORY)
         for case, amount in {
@@ -300,12 +330,13 @@ ROWS: dict[str, Row] = {
             "empty": "",
             "in thousandths": "100m",
             "beyond all bounds": 10**18,
+            "whole, written with a point": 64.0,
         }.items()
     },
     "engine memory fractional": Row(
         pool({"engine.adapterMemory": 1.5}),
         "spec.engine.adapterMemory",
-        "valid string",
+        *_MEMORY,
         "must be of type integer,string",
     ),
     "engine memory a boolean": Row(

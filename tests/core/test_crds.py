@@ -77,14 +77,14 @@ def test_schemas_are_structural(kind: str) -> None:
 @pytest.mark.parametrize("kind", CRDS)
 def test_what_cel_reads_is_bounded_and_described(kind: str) -> None:
     for path, node in _nodes(_schema(kind)):
+        if path.startswith((".spec", ".status")) and not path.endswith((".items", ".additionalProperties")):
+            assert node.get("description"), path
         if not path.startswith(".spec"):
             continue
         if node.get("type") == "string" and "enum" not in node:
             assert "maxLength" in node, path  # unbounded text exceeds the API server's cost budget
         if node.get("type") == "array":
             assert "maxItems" in node, path
-        if path != ".spec" and not path.endswith((".items", ".additionalProperties")):
-            assert node.get("description"), path
         for rule in node.get("x-kubernetes-validations", []):
             assert set(rule) <= {"rule", "message", "fieldPath", "optionalOldSelf"}, path
             assert rule["message"], path

@@ -171,7 +171,9 @@ class LoRAAdapter(Model):
     kind: Literal["LoRAAdapter"] = "LoRAAdapter"
     metadata: ObjectMeta
     spec: AdapterSpec
+    """What is wished."""
     status: AdapterStatus = AdapterStatus()
+    """What was found; written by the operator only."""
 
     @property
     def adapter(self) -> str:

@@ -1,9 +1,10 @@
 """What all resource models share: camelCase on the wire, strict types, unknown fields refused."""
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import (
     BaseModel,
@@ -85,15 +86,19 @@ Name = Annotated[str, Field(max_length=NAME_MAX), Grammar(NAME_PATTERN, NAME_HEL
 Digest = Annotated[str, Field(max_length=64), Grammar("[0-9a-f]{64}", "must be 64 lower-case hexadecimal digits")]
 
 
-def as_stored(value: object) -> object:
-    """A mapping as an API server would keep it: no nulls, and 1.0 is an integer."""
-    if not isinstance(value, Mapping):
-        return value
-    return {key: _integral(item) for key, item in value.items() if item is not None}
+def without_nulls(value: object) -> object:
+    return {key: item for key, item in value.items() if item is not None} if isinstance(value, Mapping) else value
 
 
-def _integral(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+@functools.cache
+def _integers(model: type[BaseModel]) -> frozenset[str]:
+    """The fields that hold an integer, by both of their names."""
+    found = [
+        (name, field.alias or name)
+        for name, field in model.model_fields.items()
+        if int in (field.annotation, *get_args(field.annotation))
+    ]
+    return frozenset(name for names in found for name in names)
 
 
 class Model(BaseModel):
@@ -112,7 +117,15 @@ class Model(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _as_stored(cls, value: object) -> object:
-        return as_stored(value)
+        """JSON as an API server keeps it: no nulls, and 1.0 is an integer where one is expected."""
+        found = without_nulls(value)
+        if not isinstance(found, dict):
+            return found
+        for name in _integers(cls) & found.keys():
+            number = found[name]
+            if isinstance(number, float) and number.is_integer():
+                found[name] = int(number)
+        return found
 
     def to_wire(self) -> dict[str, Any]:
         """camelCase, without absent fields."""
@@ -125,7 +138,7 @@ class Report(Model):
     model_config = ConfigDict(extra="ignore")
 
 
-Strings = Annotated[dict[str, str], BeforeValidator(as_stored)]
+Strings = Annotated[dict[str, str], BeforeValidator(without_nulls)]
 
 
 class OwnerReference(Report):

@@ -214,7 +214,9 @@ class BaseModelPool(Model):
     kind: Literal["BaseModelPool"] = "BaseModelPool"
     metadata: PoolMeta
     spec: PoolSpec
+    """What is wished."""
     status: PoolStatus = PoolStatus()
+    """What was found; written by the operator only."""
 
     @property
     def ref(self) -> PoolRef:

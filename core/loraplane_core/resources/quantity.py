@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from loraplane_core.resources.base import Rule, as_stored, rules
+from loraplane_core.resources.base import Rule, rules, without_nulls
 
 _NUMBER = "[0-9]{1,18}([.][0-9]{1,9})?"
 _MEMORY = f"{_NUMBER}(k|M|G|T|Ki|Mi|Gi|Ti)?"
@@ -39,16 +39,14 @@ def parse_quantity(text: str | int) -> int:
 
 
 def _check_memory(value: object) -> object:
-    if isinstance(value, str | int):
-        parse_quantity(value)
-        return str(value)
-    return value
+    if not isinstance(value, str | int):
+        raise ValueError(_MEMORY_HELP)
+    parse_quantity(value)
+    return str(value)
 
 
 def _check_amount(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        return value
-    if not re.fullmatch(_AMOUNT, str(value)):
+    if isinstance(value, bool) or not isinstance(value, str | int) or not re.fullmatch(_AMOUNT, str(value)):
         raise ValueError(_AMOUNT_HELP)
     return value
 
@@ -69,4 +67,4 @@ def _schema(pattern: str, message: str) -> WithJsonSchema:
 Quantity = Annotated[str, BeforeValidator(_check_memory), _schema(_MEMORY, _MEMORY_HELP)]
 #: What Kubernetes takes for a container, without the odd: signs, exponents, more than nine decimals.
 Amount = Annotated[int | str, BeforeValidator(_check_amount), _schema(_AMOUNT, _AMOUNT_HELP)]
-Amounts = Annotated[dict[str, Amount], Field(max_length=16), BeforeValidator(as_stored)]
+Amounts = Annotated[dict[str, Amount], Field(max_length=16), BeforeValidator(without_nulls)]
