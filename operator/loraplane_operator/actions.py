@@ -30,17 +30,21 @@ class WorkloadSpec:
     uid: str
     replicas: int
     engine: tuple[tuple[str, str], ...]
-    epoch: int
+    epoch: int  # of credentials: what its engines are started with; they accept the one before, too
     revision: str  # a hash of all above that a running engine would have to be replaced for
     image: str = ""  # "": the site's
     resources: tuple[tuple[str, str, str], ...] = ()  # (limits or requests, resource, quantity)
     pod_template: str = ""  # a merge patch for the pods, as JSON; only Kubernetes knows pods
+    accepted_epoch: int = 1  # what all its engines accept now, for who speaks to them; no part of the revision
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyWorkload:
+    """`notes` are emitted once it is done."""
+
     spec: WorkloadSpec
     why: str = field(compare=False)
+    notes: tuple["Note", ...] = field(default=(), compare=False)
 
     @property
     def lane(self) -> str:
@@ -54,6 +58,7 @@ class RestartReplica:
     spec: WorkloadSpec
     ordinal: int
     why: str = field(compare=False)
+    notes: tuple["Note", ...] = field(default=(), compare=False)
 
     @property
     def lane(self) -> str:

@@ -125,3 +125,11 @@ def test_pods_of_another_site_or_release_are_of_another_revision() -> None:
     annotation = annotations["loraplane.dev/revision"]
     assert wished_revision(annotation, site_revision(here)) == SPEC.revision
     assert wished_revision(annotation, site_revision(there)) != SPEC.revision
+
+
+def test_epochs_are_where_their_readers_look() -> None:
+    """EndpointSlices get the Service's labels; the operator reads a pod's own annotation."""
+    found = made(epoch=3, accepted_epoch=2)
+    assert found["Service"]["metadata"]["labels"]["loraplane.dev/credential-epoch"] == "2"
+    template = found["StatefulSet"]["spec"]["template"]["metadata"]
+    assert template["annotations"]["loraplane.dev/credential-epoch"] == "3"

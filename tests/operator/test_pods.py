@@ -49,9 +49,16 @@ def test_each_wished_ordinal_is_a_replica_also_before_its_pod() -> None:
     assert (second.ready, second.running, second.revision) == (False, False, "")
 
 
-def test_terminating_pod_is_neither_ready_nor_running() -> None:
-    first, _ = replicas(pod(deletionTimestamp="2026-01-01T00:00:00Z"))
-    assert (first.ready, first.running, first.address) == (False, False, "10.0.0.1")
+def test_terminating_pod_is_not_ready_but_still_speaks() -> None:
+    first, second = replicas(pod(deletionTimestamp="2026-01-01T00:00:00Z"), pod("llama-1"))
+    assert (first.terminating, first.ready, first.running, first.address) == (True, False, True, "10.0.0.1")
+    assert not second.terminating
+
+
+@pytest.mark.parametrize(("annotation", "epoch"), [({"loraplane.dev/credential-epoch": "3"}, 3), ({}, 1)])
+def test_epoch_is_the_one_the_pod_was_made_with(annotation: dict[str, str], epoch: int) -> None:
+    first, _ = replicas(pod(annotations={"loraplane.dev/revision": f"r1.{SITE}", **annotation}))
+    assert (first.epoch, first.revision) == (epoch, "r1")
 
 
 def test_pod_that_is_scaled_away_is_no_replica() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loraplane_core.identity import PoolRef
-from loraplane_core.labels import API_VERSION, LABEL_MANAGED_BY, LABEL_POOL, MANAGED_BY, POOL_KIND
+from loraplane_core.labels import ANNOTATION_EPOCH, API_VERSION, LABEL_MANAGED_BY, LABEL_POOL, MANAGED_BY, POOL_KIND
 from loraplane_core.wire import encode
 from loraplane_core.wire.supervisor import EngineCredentials
 from loraplane_operator.actions import WorkloadSpec
@@ -101,13 +101,19 @@ def _service(spec: WorkloadSpec) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(spec, spec.pool.name),
+        "metadata": _service_metadata(spec),
         "spec": {
             "clusterIP": "None",
             "selector": {LABEL_POOL: spec.pool.name},
             "ports": [{"name": name, "port": port, "targetPort": name} for name, port in PORTS.items()],
         },
     }
+
+
+def _service_metadata(spec: WorkloadSpec) -> dict[str, Any]:
+    """Its labels, and only they, are copied to the EndpointSlices, where gateways read which epoch to use."""
+    metadata = _metadata(spec, spec.pool.name)
+    return {**metadata, "labels": {**metadata["labels"], ANNOTATION_EPOCH: str(spec.accepted_epoch)}}
 
 
 def _budget(spec: WorkloadSpec) -> dict[str, Any]:
@@ -137,8 +143,9 @@ def _stateful_set(spec: WorkloadSpec, site: Site) -> dict[str, Any]:
 
 
 def _template(spec: WorkloadSpec, site: Site, revision: str) -> dict[str, Any]:
+    annotations = {ANNOTATION_REVISION: revision, ANNOTATION_EPOCH: str(spec.epoch)}
     own = {
-        "metadata": {"labels": _labels(spec), "annotations": {ANNOTATION_REVISION: revision}},
+        "metadata": {"labels": _labels(spec), "annotations": annotations},
         "spec": _pod(spec, site),
     }
     return pod_template.merged(own, spec.pod_template, site.pod_template_allowed)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loraplane_core.identity import PoolRef, ReplicaId
-from loraplane_core.labels import LABEL_POOL
+from loraplane_core.labels import ANNOTATION_EPOCH, LABEL_POOL
 from loraplane_operator.cluster import manifests
 from loraplane_operator.words import Replica
 
@@ -44,14 +44,17 @@ def pod_view(raw: Mapping[str, Any], site_revision: str) -> PodView | None:
     conditions = {each["type"]: each for each in status.get("conditions") or []}
     terminating = "deletionTimestamp" in metadata
     containers = status.get("containerStatuses") or []
-    revision = (metadata.get("annotations") or {}).get(manifests.ANNOTATION_REVISION, "")
+    annotations = metadata.get("annotations") or {}
+    epoch = annotations.get(ANNOTATION_EPOCH, "1")
     return PodView(
         set_uid=_controller(metadata),
         replica=Replica(
             id=ReplicaId(metadata["namespace"], pool, int(ordinal)),
             ready=conditions.get("Ready", {}).get("status") == "True" and not terminating,
-            running=status.get("phase") == "Running" and not terminating,
-            revision=manifests.wished_revision(revision, site_revision),
+            running=status.get("phase") == "Running",
+            terminating=terminating,
+            epoch=int(epoch) if epoch.isdecimal() else 1,
+            revision=manifests.wished_revision(annotations.get(manifests.ANNOTATION_REVISION, ""), site_revision),
             address=status.get("podIP") or "",
             admin_port=manifests.PORTS["admin"],
             restarts=sum(each.get("restartCount", 0) for each in containers),
