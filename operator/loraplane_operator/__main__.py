@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 import threading
@@ -10,13 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loraplane_core import credentials
-from loraplane_operator import health, logs, settings
+from loraplane_operator import faults, health, logs, settings
 from loraplane_operator.cluster.local import LocalCluster
 from loraplane_operator.cluster.pod_template import ALLOWANCES
 from loraplane_operator.cluster.port import Cluster
+from loraplane_operator.faults import Fault
 from loraplane_operator.reconcile import Reconciler
 
 log = logging.getLogger("loraplane_operator")
+_STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 def parse(arguments: Sequence[str]) -> settings.Local | settings.Kubernetes:
@@ -56,18 +59,17 @@ def parse(arguments: Sequence[str]) -> settings.Local | settings.Kubernetes:
         parser.error(str(error))
 
 
-async def run_local(options: settings.Local, master: bytes) -> None:
+async def run_local(options: settings.Local, master: bytes, fault: Fault) -> None:
     cluster = LocalCluster(
         folder=options.folder,
         state_dir=options.state_dir,
         supervisor_socket=options.supervisor_socket,
         model_root=options.model_root,
     )
-    reconciler = _reconciler(cluster, options, master)
-    await _until_stopped(reconciler, options)
+    await _until_stopped(_reconciler(cluster, options, master, fault), options)
 
 
-async def run_kubernetes(options: settings.Kubernetes, master: bytes) -> None:
+async def run_kubernetes(options: settings.Kubernetes, master: bytes, fault: Fault) -> None:
     # Imported here: a local operator needs neither.
     from loraplane_operator import handlers
     from loraplane_operator.cluster.kube_api import KubeApi
@@ -77,44 +79,68 @@ async def run_kubernetes(options: settings.Kubernetes, master: bytes) -> None:
     api = await KubeApi.connect()
     site = Site(options.engine_image, options.model_claim, options.pod_template_allowed)
     cluster = KubernetesCluster(api, namespaces=options.namespaces, site=site)
-    reconciler = _reconciler(cluster, options, master)
+    reconciler = _reconciler(cluster, options, master, fault)
     stop = threading.Event()
-    watching = asyncio.create_task(handlers.watch(cluster, options.namespaces, stop))
-    watching.add_done_callback(lambda _: reconciler.stop())  # without a watch it would be deaf
+    watching = asyncio.create_task(handlers.watch(cluster, options.namespaces, stop), name="kopf")
+    watching.add_done_callback(reconciler.watcher_ended)  # without a watch it would be deaf
     try:
         await _until_stopped(reconciler, options)
     finally:
+        watching.remove_done_callback(reconciler.watcher_ended)
         stop.set()
         await watching
         await api.close()
 
 
-def _reconciler(cluster: Cluster, options: settings.Common, master: bytes) -> Reconciler:
-    return Reconciler(cluster, registry_url=options.registry_url, master=master, artifacts_url=options.artifacts_url)
+def _reconciler(cluster: Cluster, options: settings.Common, master: bytes, fault: Fault) -> Reconciler:
+    return Reconciler(
+        cluster,
+        registry_url=options.registry_url,
+        master=master,
+        artifacts_url=options.artifacts_url,
+        fault=fault,
+    )
 
 
 async def _until_stopped(reconciler: Reconciler, options: settings.Common) -> None:
     loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, reconciler.stop)
-    async with health.serve(options.host, options.port, lambda: reconciler.passed_at) as port:
+
+    def stop() -> None:
+        for signum in _STOPS:
+            loop.remove_signal_handler(signum)  # the next one ends the process at once
+        log.info("stopping", extra={"phase": "stop"})
+        reconciler.stop()
+
+    for signum in _STOPS:
+        loop.add_signal_handler(signum, stop)
+    async with health.serve(
+        options.host, options.port, passed_at=lambda: reconciler.passed_at, turned_at=lambda: reconciler.turned_at
+    ) as port:
         log.info("operator started", extra={"health_port": port})
         await reconciler.run()
     log.info("operator stopped")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """0 after a stop that was asked for, 2 when it was not started, 1 when it broke."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     logs.configure()
     try:
         master = credentials.read_key(options.master_key_file)
-        if isinstance(options, settings.Local):
-            asyncio.run(run_local(options, master))
-        else:
-            asyncio.run(run_kubernetes(options, master))
+        fault = faults.from_environment(os.environ)
     except ValueError as error:
         log.critical("not started: %s", error)
         return 2
+    run = (
+        run_local(options, master, fault)
+        if isinstance(options, settings.Local)
+        else run_kubernetes(options, master, fault)
+    )
+    try:
+        asyncio.run(run)
+    except Exception:
+        log.critical("the operator broke", exc_info=True)
+        return 1
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Carries out plans: dumb, idempotent, side by side. One action per lane at a time, a deadline on each,
+"""Carries out plans: dumb, idempotent, side by side (lanes.py). A deadline on each action,
 back-off per action; what succeeded a moment ago is not repeated before its effect can have been observed.
 """
 
@@ -12,12 +12,13 @@ from loraplane_core import credentials
 from loraplane_core.errors import LoraplaneError, render
 from loraplane_core.identity import PoolRef
 from loraplane_core.wire.supervisor import EngineCredentials
-from loraplane_operator import metrics
+from loraplane_operator import faults, metrics
 from loraplane_operator.actions import (
     Action,
     ActivateVersion,
     ApplyWorkload,
     ClaimAdapter,
+    ConfirmWarm,
     DeleteWorkload,
     Mark,
     Register,
@@ -27,12 +28,15 @@ from loraplane_operator.actions import (
     RestartReplica,
     SetFinalizer,
     SetStatus,
+    SplitTraffic,
     Warm,
     Withdraw,
 )
 from loraplane_operator.backoff import Backoff
 from loraplane_operator.cluster.port import Cluster
 from loraplane_operator.engines.fleet import Fleet
+from loraplane_operator.faults import Fault
+from loraplane_operator.lanes import Lanes
 from loraplane_operator.notebook import Notebook
 from loraplane_operator.registry.client import RegistryClient
 from loraplane_operator.words import Failure
@@ -44,11 +48,10 @@ RETRY = Backoff(first=0.5, cap=30.0)
 SETTLE_SECONDS = 1.0
 #: A bound over every deadline below it, so that no lane stays busy for ever.
 ACTION_SECONDS = 90.0
-_WIDTH = {"engine": 8, "object": 16, "status": 16, "report": 8, "workload": 8}
 
 
 class Executor:
-    """Owns the tasks of running actions. `wake` is called when one ends."""
+    """`wake` is called when an action ends."""
 
     def __init__(
         self,
@@ -60,60 +63,59 @@ class Executor:
         master: bytes,
         wake: Callable[[], None],
         clock: Callable[[], float] = time.time,
+        fault: Fault = faults.none,
     ) -> None:
         self._cluster = cluster
         self._registry = registry
         self._fleet = fleet
         self._notebook = notebook
         self._master = master
-        self._wake = wake
         self._clock = clock
-        self._lanes: dict[str, asyncio.Task[None]] = {}
+        self._fault = fault
         self._settling: dict[Action, float] = {}
-        self._gates: dict[str, asyncio.Semaphore] = {}
+        self._lanes = Lanes(self._run, wake)
 
     def submit(self, actions: tuple[Action, ...]) -> float | None:
         """Start what is due; returns when the next of the others becomes due, if time alone decides it."""
         now = self._clock()
         self._settling = {action: until for action, until in self._settling.items() if until > now}
+        ready: list[Action] = []
         due: list[float] = []
         for action in actions:
             failure = self._notebook.failures.get(action)
             held = max(self._settling.get(action, 0.0), failure.retry_at if failure else 0.0)
-            if action.lane in self._lanes:
+            if self._lanes.busy(action.lane):
                 continue  # its end wakes the loop
             if held > now:
                 due.append(held)
             else:
-                self._start(action)
+                ready.append(action)
+        self._lanes.want(ready)
         return min(due, default=None)
+
+    def oldest_seconds(self) -> float:
+        """For how long the action that waits longest for its turn has been waiting."""
+        return self._lanes.oldest_seconds()
 
     async def idle(self) -> None:
         """Until nothing runs."""
-        while self._lanes:
-            await asyncio.wait(list(self._lanes.values()))
+        await self._lanes.idle()
 
-    async def close(self) -> None:
-        for task in self._lanes.values():
-            task.cancel()
-        await asyncio.gather(*self._lanes.values(), return_exceptions=True)
-
-    def _start(self, action: Action) -> None:
-        task = asyncio.create_task(self._run(action), name=action.lane)
-        self._lanes[action.lane] = task
-        task.add_done_callback(lambda _: self._ended(action))
-
-    def _ended(self, action: Action) -> None:
-        del self._lanes[action.lane]
-        self._wake()
+    async def close(self, grace: float = 0.0) -> None:
+        """What runs may finish within `grace` seconds."""
+        await self._lanes.close(grace)
 
     async def _run(self, action: Action) -> None:
         kind = type(action).__name__
-        described = {"action": kind, "why": action.why, **_subject(action)}
+        described = {"phase": "execute", "action": kind, "why": action.why, **_subject(action)}
+        if action in self._notebook.failures:
+            metrics.RETRIES.labels(kind).inc()
         started = time.monotonic()
         try:
-            async with self._gate(action), asyncio.timeout(ACTION_SECONDS):
+            async with asyncio.timeout(ACTION_SECONDS):
+                self._fault(f"before/{kind}")
                 await self._do(action)
+                self._fault(f"after/{kind}")
         except (LoraplaneError, TimeoutError) as error:
             self._failed(action, error, described)
         except Exception as error:
@@ -140,31 +142,26 @@ class Executor:
         self._notebook.failures[action] = Failure(code, message, attempts, retry_at)
         log.warning("failed", extra={**described, "code": code, "error": message, "attempts": attempts})
 
-    def _gate(self, action: Action) -> asyncio.Semaphore:
-        """A bound per outside system; engines have one each, so that a hung one holds up nobody else."""
-        kind = action.lane.partition("/")[0]
-        key = f"engine/{action.replica}" if isinstance(action, Warm | Mark | Withdraw) else kind
-        if key not in self._gates:
-            self._gates[key] = asyncio.Semaphore(_WIDTH[kind])
-        return self._gates[key]
-
     async def _do(self, action: Action) -> None:
         match action:
             case ApplyWorkload(spec=spec):
                 await self._cluster.apply(spec, self.credentials(spec.pool, spec.epoch))
             case RestartReplica(spec=spec, ordinal=ordinal):
                 await self._cluster.apply(spec, self.credentials(spec.pool, spec.epoch))
+                self._fault("between/RestartReplica")
                 await self._cluster.restart(spec.pool, ordinal)
             case DeleteWorkload(pool=pool):
                 await self._cluster.delete(pool)
             case SetStatus(ref=ref, uid=uid, status=status):
                 await self._cluster.patch_status(ref, uid, status)
+                self._fault("between/SetStatus")
                 self._notebook.status_written[uid] = self._clock()
                 for note in action.notes:
                     await self._cluster.emit(note)
             case SetFinalizer(ref=ref, uid=uid, present=present):
                 for note in action.notes:
                     await self._cluster.emit(note)
+                self._fault("between/SetFinalizer")
                 await self._cluster.set_finalizer(ref, uid, present)
             case Warm() | Mark() | Withdraw():
                 await self._engine(action)
@@ -183,13 +180,21 @@ class Executor:
             case Mark(id=id_, pinned=pinned, warm=warm):
                 await client.mark(id_, pinned=pinned, warm=warm)
                 if not warm:
-                    self._notebook.warmed.discard((action.replica, id_))
+                    self._notebook.let_go(action.replica, id_)
             case Withdraw(id=id_, drain_s=drain_s):
                 await client.withdraw(id_, drain_s)
-                self._notebook.warmed.discard((action.replica, id_))
+                self._notebook.let_go(action.replica, id_)
 
     async def _ask_registry(
-        self, action: ReportPool | RemoveReport | ClaimAdapter | Register | ActivateVersion | ReleaseClaim
+        self,
+        action: ReportPool
+        | RemoveReport
+        | ClaimAdapter
+        | Register
+        | ActivateVersion
+        | SplitTraffic
+        | ConfirmWarm
+        | ReleaseClaim,
     ) -> None:
         book = self._notebook
         match action:
@@ -206,6 +211,10 @@ class Executor:
                 book.registered_as(uid, source.source_hash, await self._registry.register(uid, source), self._clock())
             case ActivateVersion(uid=uid, request=wanted):
                 await self._registry.activate(uid, wanted)
+            case SplitTraffic(uid=uid, request=shares):
+                await self._registry.set_traffic(uid, shares)
+            case ConfirmWarm(tenant=tenant, adapter=adapter, request=warmed):
+                await self._registry.confirm_warm(tenant, adapter, warmed)
             case ReleaseClaim(uid=uid, versions=versions):
                 await self._registry.release(uid, versions)
                 book.claims.discard(uid)

@@ -9,18 +9,21 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from loraplane_operator import metrics
 
-#: The loop passes at least every 30 s; without a pass for this long it hangs.
+#: The loop turns at least every 30 s; one that has not for this long hangs.
 STALLED_SECONDS = 90.0
 
 
 @asynccontextmanager
-async def serve(host: str, port: int, passed_at: Callable[[], float]) -> AsyncIterator[int]:
-    """Yields the port it listens on. `passed_at` gives the monotonic time of the last pass, 0 before the first."""
-    started = time.monotonic()
+async def serve(
+    host: str, port: int, *, passed_at: Callable[[], float], turned_at: Callable[[], float]
+) -> AsyncIterator[int]:
+    """Yields the port it listens on. Monotonic times: `passed_at` of the last whole pass, 0 before the first;
+    `turned_at` of the loop's last turn. A loop that turns without a view, because the API server is away, is
+    alive: a restart would mend nothing."""
 
     async def live(_: web.Request) -> web.Response:
-        quiet = time.monotonic() - max(passed_at(), started)
-        return web.Response(status=200 if quiet < STALLED_SECONDS else 503, text=f"last pass {quiet:.0f} s ago\n")
+        quiet = time.monotonic() - turned_at()
+        return web.Response(status=200 if quiet < STALLED_SECONDS else 503, text=f"last turn {quiet:.0f} s ago\n")
 
     async def ready(_: web.Request) -> web.Response:
         done = passed_at() > 0

@@ -11,10 +11,11 @@ import httpx
 from loraplane_core import credentials
 from loraplane_core.identity import PoolRef
 from loraplane_core.labels import ADAPTER_KIND, POOL_KIND
-from loraplane_operator import metrics
+from loraplane_operator import faults, metrics
 from loraplane_operator.cluster.port import Cluster
 from loraplane_operator.engines.fleet import Fleet
 from loraplane_operator.execute import Executor
+from loraplane_operator.faults import Fault
 from loraplane_operator.notebook import Notebook
 from loraplane_operator.plan import plan
 from loraplane_operator.plan.pools import EPOCH
@@ -26,8 +27,12 @@ log = logging.getLogger(__name__)
 
 #: Volatile numbers in statuses, and anything whose news was lost, are looked at this often in quiet.
 RESYNC_SECONDS = 30.0
-#: News that comes in bursts is planned together.
+#: News that comes in bursts is planned together: for this long, or for twice as long as the last pass took.
 GATHER_SECONDS = 0.02
+#: However long a pass took, healing must not wait for longer than this.
+GATHER_MAX_SECONDS = 0.5
+#: After a stop, what is being carried out may finish within this.
+GRACE_SECONDS = 10.0
 _BROKEN_SECONDS = 1.0
 
 
@@ -36,15 +41,22 @@ class Wakeup:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self._since = 0.0  # of the oldest news that nobody took up
 
     def set(self) -> None:
-        self._event.set()
+        if not self._event.is_set():
+            self._since = time.monotonic()
+            self._event.set()
 
-    async def wait(self, seconds: float) -> None:
+    def age_seconds(self) -> float:
+        return time.monotonic() - self._since if self._event.is_set() else 0.0
+
+    async def wait(self, seconds: float, gather: float = GATHER_SECONDS) -> None:
+        """For news, at most `seconds`, and then for what comes within `gather` seconds of it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._event.wait()
-        await asyncio.sleep(GATHER_SECONDS)
+        await asyncio.sleep(gather)
         self._event.clear()
 
 
@@ -59,9 +71,11 @@ class Reconciler:
         master: bytes,
         artifacts_url: str,
         clock: Callable[[], float] = time.time,
+        fault: Fault = faults.none,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
+        self._fault = fault
         self._artifacts_url = artifacts_url
         self._wakeup = Wakeup()
         self._stopping = False
@@ -85,8 +99,12 @@ class Reconciler:
             master=master,
             wake=self.wake,
             clock=clock,
+            fault=fault,
         )
         self.passed_at = 0.0  # monotonic time of the last whole pass; 0 before the first
+        self.turned_at = time.monotonic()  # of the last turn of the loop, whatever came of it
+        metrics.QUEUE_AGE.labels("news").set_function(self._wakeup.age_seconds)
+        metrics.QUEUE_AGE.labels("actions").set_function(self._executor.oldest_seconds)
 
     def wake(self) -> None:
         self._wakeup.set()
@@ -99,9 +117,13 @@ class Reconciler:
         self._cluster.subscribe(self.wake)
         async with self._watching():
             while not self._stopping:
+                started = self.turned_at = time.monotonic()
                 due = await self._pass()
+                took = time.monotonic() - started
                 wait = RESYNC_SECONDS if due is None else due - self._clock()
-                await self._wakeup.wait(min(wait, RESYNC_SECONDS))
+                await self._wakeup.wait(
+                    min(wait, RESYNC_SECONDS), min(max(2 * took, GATHER_SECONDS), GATHER_MAX_SECONDS)
+                )
         if self._broken is not None:
             raise self._broken
 
@@ -112,21 +134,22 @@ class Reconciler:
             asyncio.create_task(self._feed.run(), name="feed"),
         ]
         for watcher in watchers:
-            watcher.add_done_callback(self._watcher_ended)
+            watcher.add_done_callback(self.watcher_ended)
         try:
             yield
         finally:
             for watcher in watchers:
                 watcher.cancel()
             await asyncio.gather(*watchers, return_exceptions=True)
-            await self._executor.close()
+            # A watcher that broke leaves actions alone, too: each is whole in itself.
+            await self._executor.close(GRACE_SECONDS)
             await self._fleet.close()
             await self._http.aclose()
 
-    def _watcher_ended(self, task: asyncio.Task[None]) -> None:
+    def watcher_ended(self, task: asyncio.Task[None]) -> None:
         """Watchers run as long as the loop; one that ends before is a defect that must not go unseen."""
         if not task.cancelled():
-            log.critical("%s stopped watching", task.get_name(), exc_info=task.exception())
+            log.critical("a watcher stopped", extra={"watcher": task.get_name()}, exc_info=task.exception())
             self._broken = RuntimeError(f"{task.get_name()} stopped watching")
             self.stop()
 
@@ -137,12 +160,16 @@ class Reconciler:
                 world = await self._observe()
             if world is None:
                 return None
+            self._fault("after/observe")
             with metrics.PHASE_SECONDS.labels("plan").time():
                 planned = plan(world)
             for ref, error in planned.broken:
-                log.error("planning broke", extra={"object": str(ref)}, exc_info=error)
+                log.error("planning broke", extra={"phase": "plan", "object": str(ref)}, exc_info=error)
             self._notebook.planned(planned, world.now)
-            due = self._executor.submit(planned.actions)
+            self._fault("after/plan")
+            with metrics.PHASE_SECONDS.labels("submit").time():
+                due = self._executor.submit(planned.actions)
+            self._fault("after/submit")
         except Exception:
             log.exception("a reconcile pass broke")
             metrics.PASSES.labels("broken").inc()
