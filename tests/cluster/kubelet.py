@@ -23,18 +23,19 @@ from typing import Any
 import httpx
 
 from loraplane_core.labels import LABEL_POOL
-from tests.cluster.kube import MERGE_PATCH, Refused
-from tests.cluster.pod import NODE, RETRY_SECONDS, Api, Pod, Site, now
+from tests.cluster.kube import APPLY_PATCH, MERGE_PATCH, Refused
+from tests.cluster.pod import RETRY_SECONDS, Api, Pod, Site, now
 
 log = logging.getLogger("kubelet")
 #: All of it is this machine's own, so that any address in it can be bound without being configured.
-POD_NETWORK = "10.245.0.0/16"
+POD_NETWORK = "10.128.0.0/10"
 LEASE_SECONDS = 5.0
 
 
 class Kubelet:
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, namespace: str) -> None:
         self._site = site
+        self._namespace = namespace
         self._pods: dict[str, Pod] = {}
 
     async def run(self) -> None:
@@ -63,25 +64,27 @@ class Kubelet:
 
     async def _register(self) -> None:
         apply = "?fieldManager=kubelet&force=true"
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
-        await self._site.api.call("PATCH", f"/api/v1/nodes/{NODE}{apply}", node, "application/apply-patch+yaml")
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self._site.node}}
+        await self._site.api.call(
+            "PATCH", f"/api/v1/nodes/{self._site.node}{apply}", node, "application/apply-patch+yaml"
+        )
         size = {"cpu": "64", "memory": "64Gi", "pods": "1000"}
         moment = now()
         ready = {"type": "Ready", "status": "True", "reason": "StandIn", "lastHeartbeatTime": moment}
         status = {"capacity": size, "allocatable": size, "conditions": [ready]}
-        await self._site.api.call("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": status}, MERGE_PATCH)
+        await self._site.api.call("PATCH", f"{where}/status", {"status": status}, MERGE_PATCH)
         moment = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         lease = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": {"name": NODE, "namespace": "kube-node-lease"},
-            "spec": {"holderIdentity": NODE, "leaseDurationSeconds": 40, "renewTime": moment},
+            "metadata": {"name": self._site.node, "namespace": "kube-node-lease"},
+            "spec": {"holderIdentity": self._site.node, "leaseDurationSeconds": 40, "renewTime": moment},
         }
-        where = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{NODE}{apply}"
-        await self._site.api.call("PATCH", where, lease, "application/apply-patch+yaml")
+        where = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{self._site.node}{apply}"
+        await self._site.api.call("PATCH", where, lease, APPLY_PATCH)
 
     async def _watch_pods(self) -> None:
-        async for kind, raw in self._forever(f"/api/v1/pods?labelSelector={LABEL_POOL}"):
+        async for kind, raw in self._forever(f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={LABEL_POOL}"):
             if kind == "LIST":
                 found = {each["metadata"]["uid"]: each for each in raw["items"]}
                 for uid, pod in list(self._pods.items()):
@@ -109,7 +112,8 @@ class Kubelet:
         """The real EndpointSlices as files. What a headless Service that publishes all pods calls `ready` says
         nothing, so the file's `ready` is the slice's `serving`, which is the pod's."""
         folder = self._site.state / "endpoints"
-        async for kind, raw in self._forever(f"/apis/discovery.k8s.io/v1/endpointslices?labelSelector={LABEL_POOL}"):
+        slices = f"/apis/discovery.k8s.io/v1/namespaces/{self._namespace}/endpointslices"
+        async for kind, raw in self._forever(f"{slices}?labelSelector={LABEL_POOL}"):
             if kind == "LIST":
                 names = {_slice_file(each) for each in raw["items"]}
                 for file in folder.glob("*.json"):
@@ -171,7 +175,8 @@ async def _run(options: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     claims = {name: Path(path) for name, _, path in (each.partition("=") for each in options.claim)}
     probes = httpx.AsyncClient(timeout=1.0, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
-    kubelet = Kubelet(Site(Api(options.kubeconfig), options.state, claims, probes))
+    site = Site(Api(options.kubeconfig), options.state, f"node-of-{options.namespace}", claims, probes)
+    kubelet = Kubelet(site, options.namespace)
     working = asyncio.create_task(kubelet.run())
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -187,6 +192,7 @@ async def _run(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kubeconfig", type=Path, required=True)
+    parser.add_argument("--namespace", required=True, help="whose pods it runs; each stand-in has its own")
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--claim", action="append", default=[], metavar="NAME=PATH")
     options = parser.parse_args()

@@ -23,7 +23,6 @@ from tests.cluster import container
 from tests.cluster.kube import MERGE_PATCH, Refused, answer_of, settings_of
 
 log = logging.getLogger("kubelet")
-NODE = "stand-in"
 RETRY_SECONDS = 0.2
 #: Restarts of a dead container: the first at once, as the kubelet does, then a little later each.
 BACKOFF = (0.0, 0.2, 0.5, 1.0, 2.0)
@@ -79,14 +78,16 @@ class Api:
 class Site:
     api: Api
     state: Path
+    node: str
     claims: dict[str, Path]
     probes: httpx.AsyncClient
     addresses: int = field(default=0)
 
     def address(self) -> str:
-        """A new one for every pod, as a network plugin would."""
+        """A new one for every pod, as a network plugin would; stand-ins that run at once give different ones."""
         self.addresses += 1
-        return f"10.245.{self.addresses // 250}.{self.addresses % 250 + 1}"
+        pid = os.getpid()
+        return f"10.{128 + (pid >> 8) % 64}.{pid % 256}.{self.addresses % 250 + 1}"
 
 
 class Pod:
@@ -139,7 +140,7 @@ class Pod:
     async def _bind(self) -> None:
         if self._raw["spec"].get("nodeName"):
             return
-        target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
+        target = {"apiVersion": "v1", "kind": "Node", "name": self._site.node}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": self.file.name}, "target": target}
         await self._until_done("POST", f"{self._path}/binding", body)
 

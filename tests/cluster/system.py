@@ -78,6 +78,7 @@ class System:
 
     def start_kubelet(self) -> None:
         arguments = ["--kubeconfig", str(self.cluster.kubeconfig), "--state", str(self.state)]
+        arguments += ["--namespace", self.namespace]
         self.kubelet.start(
             "tests.cluster.kubelet", *arguments, "--claim", f"{MODEL_CLAIM}={self.models}", env={"HOME": "/root"}
         )
@@ -94,6 +95,8 @@ class System:
                         self.kube.merge(where, {"metadata": {"finalizers": None}})
             self.kube.delete(f"/api/v1/namespaces/{self.namespace}")
         self.kubelet.stop()
+        with contextlib.suppress(httpx.HTTPError):
+            self.kube.delete(f"/api/v1/nodes/node-of-{self.namespace}")
         self.kube.close()
 
     # -- the operator

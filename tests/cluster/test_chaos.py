@@ -165,18 +165,18 @@ def _holders(system: System, name: str) -> set[int]:
 
 def test_an_engine_that_says_loaded_and_is_not_never_counts_as_ready(fake_system: System) -> None:
     system = fake_system
-    tiny_adapter(system.services.adapter_root / "tiny", 1)
+    tiny_adapter(system.services.adapter_root / "small", 1)
     system.pool(replicas=2)
     system.until_available(30)
     system.misdeeds(0, lie=True)
-    system.adapter("tiny", warmReplicas=2)
-    until(lambda: system.status("tiny").get("readyReplicas") == 1, 20, lambda: system.explain("tiny"))
+    system.adapter("small", warmReplicas=2)
+    until(lambda: system.status("small").get("readyReplicas") == 1, 20, lambda: system.explain("small"))
     _until_after(3, system)
-    assert not system.ready("tiny")
-    rows = {row["name"]: row["residency"] for row in system.status("tiny")["replicas"]}
+    assert not system.ready("small")
+    rows = {row["name"]: row["residency"] for row in system.status("small")["replicas"]}
     assert rows[f"{system.namespace}/smol/0"] not in ("device", "host")
     system.misdeeds(0)
-    system.until_ready("tiny", seconds=40)
+    system.until_ready("small", seconds=40)
 
 
 def test_an_engine_whose_adapter_calls_hang_delays_no_other_replica(fake_system: System) -> None:
