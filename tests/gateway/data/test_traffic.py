@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -218,15 +219,22 @@ async def test_requests_race_with_changes_of_what_they_resolve_o32(own_world: Wo
 
 
 async def test_what_is_loaded_stays_known_while_endpoints_are_told_again_o8(world: World, place: Place) -> None:
-    replicas = [place.engine(ordinal=number) for number in range(2)]
-    async with engines(*replicas):
-        for engine in replicas:
+    """A replica whose readiness comes and goes takes nothing away from what is known of the others."""
+    first, second, restless = (place.engine(ordinal=number) for number in range(3))
+    async with engines(first, second, restless):
+        for engine in (first, second, restless):
             engine.publish(place.endpoints)
             engine.set_residency("acme/pirate@1", digest_of("pirate"), "device")
-        async with gateway(place.settings(world.url), replicas=2) as gw:
-            for _ in range(20):
-                for engine in replicas:
-                    engine.publish(place.endpoints)
+        async with gateway(place.settings(world.url), replicas=3) as gw:
+            seen: list[float] = []
+
+            def alive(count: int) -> bool:
+                seen.append(gw.metric("replicas_alive"))
+                return seen[-1] == count
+
+            for turn in range(6):
+                restless.publish(place.endpoints, ready=turn % 2 == 1)
+                await until(partial(alive, 3 if turn % 2 else 2))
                 answer = await gw.ask(world.keys.acme, "pirate")
                 assert (answer.status_code, answer.headers["x-loraplane-residency"]) == (200, "hit")
-                assert gw.metric("replicas_alive") == 2
+            assert min(seen) == 2
