@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from loraplane_core.identity import AdapterId, PoolRef, ReplicaId
 from loraplane_core.wire.engine import WARM, ModelInfo
 from loraplane_core.wire.registry import PoolReport, Version
-from loraplane_operator.actions import Action, ActivateVersion, ClaimAdapter, Register
-from loraplane_operator.words import Engine, Failure, Memory, Plan, RegistryView, Residue
+from loraplane_operator.actions import Action, ActivateVersion, ClaimAdapter, Register, WorkloadSpec
+from loraplane_operator.words import Engine, Failure, Memory, Plan, RegistryView, Residue, Wait
 
 
 class Notebook:
@@ -22,6 +22,8 @@ class Notebook:
         self.failures: dict[Action, Failure] = {}
         self.residue_since: dict[Residue, float] = {}
         self.status_written: dict[str, float] = {}
+        self.applied: dict[PoolRef, WorkloadSpec] = {}
+        self.waits: dict[Wait, float] = {}
 
     def view(self) -> Memory:
         return Memory(
@@ -36,6 +38,8 @@ class Notebook:
             failures=dict(self.failures),
             residue_since=dict(self.residue_since),
             status_written=dict(self.status_written),
+            applied=dict(self.applied),
+            waits=dict(self.waits),
         )
 
     def registered_as(self, uid: str, source_hash: str, version: Version, now: float) -> None:
@@ -83,3 +87,4 @@ class Notebook:
         self.failures = {action: failure for action, failure in self.failures.items() if action in planned}
         self.residue_since = {residue: self.residue_since.get(residue, now) for residue in plan.residues}
         self.lost_since = {lost: self.lost_since.get(lost, now) for lost in plan.lost}
+        self.waits = {wait: self.waits.get(wait, now) for wait in plan.waits}

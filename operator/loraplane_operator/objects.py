@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from loraplane_core.labels import ADAPTER_KIND, FINALIZER, POOL_KIND
+from loraplane_core.labels import ADAPTER_KIND, ANNOTATION_EPOCH, FINALIZER, POOL_KIND
 from loraplane_core.resources.adapter import LoRAAdapter
 from loraplane_core.resources.base import ObjectMeta
-from loraplane_core.resources.pool import BaseModelPool, EngineSpec
+from loraplane_core.resources.pool import BaseModelPool, EngineSpec, ResourceRequirements
 from loraplane_core.resources.quantity import parse_quantity
 from loraplane_operator.actions import ObjectRef
 from loraplane_operator.plan.conditions import from_rfc3339
@@ -28,8 +29,23 @@ def pool_object(pool: BaseModelPool, status: Mapping[str, Any]) -> PoolObject:
         max_rank=spec.engine.max_rank,
         allowed_tenants=tuple(spec.allowed_tenants or ()),
         allowed_namespaces=tuple(spec.allowed_namespaces or ()),
+        image=spec.image or "",
+        resources=_resources(spec.resources),
+        pod_template=json.dumps(spec.pod_template, sort_keys=True) if spec.pod_template else "",
+        epoch=_epoch(pool.metadata.annotations),
         status=status,
     )
+
+
+def _resources(spec: ResourceRequirements) -> tuple[tuple[str, str, str], ...]:
+    groups = {"limits": spec.limits, "requests": spec.requests}
+    return tuple(sorted((group, name, str(size)) for group, sizes in groups.items() for name, size in sizes.items()))
+
+
+def _epoch(annotations: Mapping[str, str]) -> int | None:
+    """Credentials are rotated by raising the pool's annotation; without one they are the first."""
+    text = annotations.get(ANNOTATION_EPOCH, "1")
+    return int(text) if re.fullmatch("[1-9][0-9]{0,8}", text) else None
 
 
 def engine_options(base: str, spec: EngineSpec) -> tuple[tuple[str, str], ...]:

@@ -7,8 +7,8 @@ from loraplane_core.identity import AdapterRef, PoolRef, ReplicaId
 from loraplane_core.labels import ADAPTER_KIND, POOL_KIND
 from loraplane_core.wire.engine import Residence
 from loraplane_core.wire.registry import Adapter, PoolReport, Version
-from loraplane_operator.actions import ObjectRef
-from loraplane_operator.plan.pools import workload_spec
+from loraplane_operator.actions import ObjectRef, WorkloadSpec
+from loraplane_operator.plan.rollout import workload_spec
 from loraplane_operator.words import (
     AdapterObject,
     BaseLocation,
@@ -102,15 +102,21 @@ def engine(ordinal: int, *residences: Residence, **changes: Any) -> Engine:
 
 def replica(ordinal: int, **changes: Any) -> Replica:
     made = Replica(
-        ReplicaId(*POOL, ordinal), ready=True, running=True, revision=_revision(), address="127.0.0.1", admin_port=1
+        ReplicaId(*POOL, ordinal),
+        ready=True,
+        running=True,
+        revision=wished().revision,
+        address="127.0.0.1",
+        admin_port=1,
     )
     return replace(made, **changes)
 
 
-def _revision() -> str:
-    spec = workload_spec(World(NOW, bases={POOL: BaseLocation(path="/m")}), pool())
+def wished(of: PoolObject | None = None) -> WorkloadSpec:
+    """What the cluster is told about a pool all of whose replicas run with the first credentials."""
+    spec = workload_spec(World(NOW, bases={POOL: BaseLocation(path="/m")}), of or pool())
     assert spec is not None
-    return spec.revision
+    return spec
 
 
 def world(**changes: Any) -> World:
@@ -120,6 +126,7 @@ def world(**changes: Any) -> World:
         reports={POOL: PoolReport(base_model="base-a", replicas=2)},
         registered={(obj.meta.uid, obj.source_hash): version()},
         registered_at={(obj.meta.uid, obj.source_hash): NOW - 50},
+        applied={POOL: wished()},
     )
     made = World(
         now=NOW,

@@ -103,6 +103,8 @@ class Replica:
             admin_port=self._ports.admin,
             metrics_port=self._ports.metrics,
             message=keeper.message or ("" if keeper.ready else keeper.phase.value),
+            terminating=keeper.phase in (Phase.STOPPING, Phase.STOPPED),
+            epoch=self._epoch,
         )
 
     def _make(self) -> ProcessSpec:

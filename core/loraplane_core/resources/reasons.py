@@ -86,12 +86,14 @@ class Reason(StrEnum):
     ADAPTER_WITHDRAWN = "AdapterWithdrawn", "The version was withdrawn."
 
     AVAILABLE = "Available", "At least one replica serves."
+    SCALING = "Scaling", "Replicas leave, one at a time, each once its adapters are warm elsewhere."
     STARTING = "Starting", "Replicas are starting."
     ROLLING = "Rolling", "Replicas are being replaced, one at a time."
     CRASH_LOOP = "CrashLoop", "A replica keeps dying."
     BASE_NOT_FOUND = "BaseNotFound", "The base model's files are missing."
     BASE_DIGEST_MISMATCH = "BaseDigestMismatch", "A replica holds other base weights than declared."
     POD_TEMPLATE_NOT_ALLOWED = "PodTemplateNotAllowed", "podTemplate asks for what the platform does not allow pools."
+    INVALID_EPOCH = "InvalidEpoch", "The annotation for the epoch of credentials is no whole number from 1 on."
     ROLLOUT_STALLED = "RolloutStalled", "A replaced replica does not become ready; no further one is replaced."
     BASE_NAME_CONFLICT = "BaseNameConflict", "An older pool serves other weights under the same base name."
     SCALED_TO_ZERO = "ScaledToZero", "The pool has no replicas by choice."
@@ -105,7 +107,10 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded", "An operation took longer than its deadline."
     UNAVAILABLE = "Unavailable", "A component does not answer; tried again."
     INTERNAL_ERROR = "InternalError", "A defect; the log has the details."
-    REFUSED = "Refused", "Another component refused with a code that has no reason of its own; the message has its words."
+    REFUSED = (
+        "Refused",
+        "Another component refused with a code that has no reason of its own; the message has its words.",
+    )
 
 
 def reason_for(code: str) -> Reason:

@@ -67,7 +67,8 @@ def from_slice(manifest: dict[str, Any]) -> list[Endpoint]:
         if pool is None:
             return []
         ports = {port["name"]: int(port["port"]) for port in manifest.get("ports") or []}
-        epoch = int((metadata.get("annotations") or {}).get(ANNOTATION_EPOCH, "1"))
+        told = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
+        epoch = int(told.get(ANNOTATION_EPOCH, "1"))
         owner = PoolRef(metadata["namespace"], pool)
         return [_endpoint(owner, ports, epoch, raw) for raw in manifest.get("endpoints") or []]
     except (LookupError, TypeError, ValueError, AttributeError) as error:

@@ -42,6 +42,8 @@ class ReplicaStatus(msgspec.Struct, kw_only=True, frozen=True):
     metrics_port: int = 0
     message: str = ""  # why it does not run
     address: str = "127.0.0.1"
+    terminating: bool = False
+    epoch: int = 1  # of the credentials it was started with
 
 
 class WorkloadStatus(msgspec.Struct, kw_only=True, frozen=True):

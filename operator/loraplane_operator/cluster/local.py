@@ -33,6 +33,8 @@ from loraplane_operator.words import BaseLocation, PoolObject, Replica
 
 log = logging.getLogger(__name__)
 
+#: What a replica that is simply starting or stopping says of itself.
+_USUAL = frozenset({"waiting", "starting", "stopping", "stopped"})
 #: An edit must be acted on within 2 s: two scans and a pass.
 POLL_SECONDS = 0.3
 
@@ -173,9 +175,11 @@ def _replica(status: WorkloadStatus, each: ReplicaStatus) -> Replica:
         id=ReplicaId(status.namespace, status.pool, each.ordinal),
         ready=each.ready,
         running=each.pid != 0,
+        terminating=each.terminating,
+        epoch=each.epoch,
         revision=each.revision,
         address=each.address,
         admin_port=each.admin_port,
         restarts=each.restarts,
-        message=each.message,
+        message="" if each.message in _USUAL else each.message,
     )

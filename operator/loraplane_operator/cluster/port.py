@@ -22,6 +22,7 @@ class Observation:
     bases: Mapping[PoolRef, BaseLocation]
     workloads: Mapping[PoolRef, tuple[Replica, ...]] | None
     namespaces: frozenset[str] | None = None  # None = all
+    pool_namespaces: frozenset[str] | None = None  # those of them where pools are honoured; None = all
 
 
 class Cluster(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import httpx
 
 from loraplane_core.errors import LoraplaneError, Unavailable
-from loraplane_core.identity import AdapterRef, PoolRef, ReplicaId
+from loraplane_core.identity import AdapterRef, ReplicaId
 from loraplane_core.wire import check_protocol
 from loraplane_core.wire.engine import Capacity, Delta, Hello, ModelInfo, Residence, Snapshot, StateMessage
 from loraplane_operator.backoff import Backoff
@@ -26,25 +26,25 @@ GRACE_SECONDS = 0.3
 class Fleet:
     """Owns the readers; `wake` is called when a replica's view changed in a way that planning looks at."""
 
-    def __init__(self, http: httpx.AsyncClient, token: Callable[[PoolRef], str], wake: Callable[[], None]) -> None:
+    def __init__(self, http: httpx.AsyncClient, token: Callable[[Replica], str], wake: Callable[[], None]) -> None:
         self._http = http
         self._token = token
         self._wake = wake
         self._readers: dict[ReplicaId, Reader] = {}
 
     def sync(self, replicas: Iterable[Replica]) -> None:
-        """Read exactly these replicas; one whose address changed is read anew."""
+        """Read exactly these replicas; one whose address or credential changed is read anew."""
         wanted = {
-            replica.id: f"http://{replica.address}:{replica.admin_port}" for replica in replicas if _reachable(replica)
+            replica.id: (_admin_url(replica), self._token(replica)) for replica in replicas if _reachable(replica)
         }
         for id_, reader in list(self._readers.items()):
-            if wanted.get(id_) != reader.url:
+            if wanted.get(id_) != (reader.url, reader.token):
                 reader.cancel()
                 del self._readers[id_]
-        for id_, url in wanted.items():
+        for id_, (url, token) in wanted.items():
             if id_ not in self._readers:
-                client = EngineClient(self._http, url, self._token(id_.pool_ref))
-                self._readers[id_] = Reader(id_, url, client, self._wake)
+                client = EngineClient(self._http, url, token)
+                self._readers[id_] = Reader(id_, url, token, client, self._wake)
 
     def engines(self) -> dict[ReplicaId, Engine]:
         views = {id_: reader.view() for id_, reader in self._readers.items()}
@@ -63,9 +63,12 @@ class Fleet:
 
 
 class Reader:
-    def __init__(self, replica: ReplicaId, url: str, client: EngineClient, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, replica: ReplicaId, url: str, token: str, client: EngineClient, wake: Callable[[], None]
+    ) -> None:
         self.replica = replica
         self.url = url
+        self.token = token
         self.client = client
         self._wake = wake
         self._hello: Hello | None = None

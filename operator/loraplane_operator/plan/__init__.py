@@ -6,19 +6,21 @@ from functools import partial
 from loraplane_operator.actions import Action, ObjectRef
 from loraplane_operator.plan.adapters import plan_adapter
 from loraplane_operator.plan.deletion import plan_orphan_claims
+from loraplane_operator.plan.departures import with_extra_homes
 from loraplane_operator.plan.pools import plan_orphan_workloads, plan_pool
 from loraplane_operator.plan.readiness import load_failures
 from loraplane_operator.plan.reservations import admit
 from loraplane_operator.plan.status import ObjectPlan
 from loraplane_operator.plan.warmth import plan_warmth
 from loraplane_operator.plan.wishes import wishes
-from loraplane_operator.words import AdapterObject, Plan, PoolObject, World
+from loraplane_operator.words import AdapterObject, Plan, PoolObject, Wait, World
 
 
 def plan(world: World) -> Plan:
-    found = admit(world, wishes(world))
+    found = with_extra_homes(world, admit(world, wishes(world)))
     warmth, troubles = plan_warmth(world, found), load_failures(world)
     residues = set(warmth.residues)
+    waits: set[Wait] = set()
     actions: list[Action] = []
     due = [warmth.due_at]
     broken: list[tuple[ObjectRef, Exception]] = []
@@ -33,6 +35,7 @@ def plan(world: World) -> Plan:
             actions.extend(part.actions)
             due.append(part.due_at)
             residues.update(part.residues)
+            waits.update(part.waits)
 
     for pool in sorted(world.pools.values(), key=_age):
         take(pool.meta.ref, partial(plan_pool, world, pool, found))
@@ -44,6 +47,7 @@ def plan(world: World) -> Plan:
         actions=tuple(actions),
         residues=frozenset(residues),
         lost=warmth.lost,
+        waits=frozenset(waits),
         due_at=due_at,
         broken=tuple(broken),
     )

@@ -1,93 +1,121 @@
-"""A pool's workload, its report to the registry, and its status."""
+"""A pool's workload, replica by replica, its report to the registry, and its end."""
 
-import hashlib
-import json
 from collections.abc import Mapping
-from typing import Any
 
-from loraplane_core.labels import LABEL_POOL
-from loraplane_core.resources.pool import PoolAdapters, PoolCapacity, PoolStatus
 from loraplane_core.resources.reasons import Reason
-from loraplane_core.wire.engine import WARM
 from loraplane_core.wire.registry import PoolReport
 from loraplane_operator.actions import (
     Action,
     ApplyWorkload,
     DeleteWorkload,
+    Note,
     RemoveReport,
     ReportPool,
     RestartReplica,
     SetFinalizer,
     WorkloadSpec,
 )
-from loraplane_operator.plan.conditions import Verdict, render
+from loraplane_operator.plan.departures import LEAVE_SECONDS, Departure, departure
+from loraplane_operator.plan.pool_status import STALL_SECONDS, not_honoured_status, pool_notes, pool_status
+from loraplane_operator.plan.rollout import next_down, report_epoch, sized, workload_spec
 from loraplane_operator.plan.status import ObjectPlan, status_action
-from loraplane_operator.plan.warmth import is_warm
-from loraplane_operator.plan.wishes import Wish, base_digest_of
-from loraplane_operator.words import AdapterKey, Engine, PoolObject, Replica, World
+from loraplane_operator.plan.wishes import Wish
+from loraplane_operator.words import AdapterKey, PoolObject, Replica, Wait, World
 
-#: Rotation of credentials raises it; engines accept it and the one before.
-EPOCH = 1
 #: A pool's finalizer goes at the latest this long after its deletion began.
 DELETION_SECONDS = 60.0
+#: So many adapters are named in an Event.
+_NAMED = 5
 
 
 def plan_pool(world: World, pool: PoolObject, found: Mapping[AdapterKey, Wish]) -> ObjectPlan:
     if pool.meta.deleting_since is not None:
         return _delete(world, pool)
+    if not world.honours(pool.ref):
+        return ObjectPlan(*status_action(world, pool.meta, pool.status, not_honoured_status(world, pool)))
     if not pool.meta.finalized:
         return ObjectPlan([SetFinalizer(pool.meta.ref, pool.meta.uid, present=True, why="new pool")])
-    actions = _workload(world, pool) + _report(world, pool)
-    status, due = status_action(world, pool.meta, pool.status, _status(world, pool, found, actions))
-    return ObjectPlan(actions + status, due)
+    work, waits = _workload(world, pool, found)
+    actions = work + _report(world, pool)
+    status = pool_status(world, pool, found, actions)
+    notes = pool_notes(pool, status)
+    writes, due = status_action(world, pool.meta, pool.status, status, notes)
+    bounds = [world.memory.waits.get(wait, world.now) + _BOUNDS[wait[0]] for wait in waits]
+    due_at = min((at for at in [due, *bounds] if at is not None and at > world.now), default=None)
+    return ObjectPlan(actions + writes, due_at, waits=waits)
+
+
+_BOUNDS = {"leave": LEAVE_SECONDS, "start": STALL_SECONDS}
 
 
 def plan_orphan_workloads(world: World) -> list[Action]:
-    """Workloads of pools that no longer exist, for example because their state was lost."""
-    return [
+    """Workloads and reports of pools that no longer exist, for example because their state was lost."""
+    gone: list[Action] = [
         DeleteWorkload(ref, why="its pool does not exist")
         for ref in sorted(world.workloads or {})
         if ref not in world.pools and world.watched(ref.namespace)
     ]
+    if world.registry is not None and world.registry.live:
+        gone += [
+            RemoveReport(ref, why="its pool does not exist")
+            for ref, report in sorted(world.memory.reports.items())
+            if report is not None and ref not in world.pools and world.watched(ref.namespace)
+        ]
+    return gone
 
 
-def _workload(world: World, pool: PoolObject) -> list[Action]:
-    if world.workloads is None:
-        return []
-    spec = workload_spec(world, pool)
-    if spec is None:
-        return []
+def _workload(world: World, pool: PoolObject, found: Mapping[AdapterKey, Wish]) -> tuple[list[Action], frozenset[Wait]]:
+    """One step: a replica goes down only when what was asked for before is in force."""
+    wished = workload_spec(world, pool)
+    if world.workloads is None or wished is None:
+        return [], frozenset()
     running = world.workloads.get(pool.ref)
     if running is None:
-        return [ApplyWorkload(spec, why="there is no workload yet")]
-    if len(running) != spec.replicas:
-        return [ApplyWorkload(spec, why=f"{len(running)} replicas, {spec.replicas} wished")]
-    return _roll(spec, running)
+        return [ApplyWorkload(wished, why="there is no workload yet")], frozenset()
+    waits: set[Wait] = {("start", each.id) for each in running if each.revision == wished.revision and not each.ready}
+    leaver = next_down(world, pool)
+    surplus = leaver is not None and leaver.id.ordinal >= pool.replicas
+    spec = sized(wished, max(pool.replicas, len(running)))
+    notes: tuple[Note, ...] = ()
+    if leaver is not None and leaver.ready:
+        wait: Wait = "leave", leaver.id
+        waits.add(wait)
+        left = departure(world, pool, found, leaver)
+        if not left.settled and world.now < world.memory.waits.get(wait, world.now) + LEAVE_SECONDS:
+            return _apply(world, spec, running), frozenset(waits)
+        notes = _cold(pool, leaver, left)
+    if surplus and leaver is not None:
+        return _apply(world, sized(wished, leaver.id.ordinal), running, notes), frozenset(waits)
+    due = _apply(world, spec, running)
+    if not due and leaver is not None:
+        why = f"runs revision {leaver.revision}, {spec.revision} is wished"
+        due = [RestartReplica(spec, leaver.id.ordinal, why, notes)]
+    return due, frozenset(waits)
 
 
-def _roll(spec: WorkloadSpec, running: tuple[Replica, ...]) -> list[Action]:
-    """One replica at a time, broken ones first; the next waits until all others are ready."""
-    old = [replica for replica in running if replica.running and replica.revision != spec.revision]
-    if not old:
-        return []
-    broken = [replica for replica in old if not replica.ready]
-    if not broken and any(not replica.ready for replica in running):
-        return []
-    first = min(broken or old, key=lambda replica: replica.id)
-    why = f"runs revision {first.revision}, {spec.revision} is wished"
-    return [RestartReplica(spec, first.id.ordinal, why=why)]
+def _apply(
+    world: World, spec: WorkloadSpec, running: tuple[Replica, ...], notes: tuple[Note, ...] = ()
+) -> list[Action]:
+    """Restarts nothing. Also where the cluster may have been told by an operator that did not live to the end of it."""
+    if len(running) < spec.replicas:
+        return [ApplyWorkload(spec, f"{len(running)} replicas, {spec.replicas} wished", notes)]
+    if any(each.id.ordinal >= spec.replicas and not each.terminating for each in running):
+        return [ApplyWorkload(spec, f"{len(running)} replicas, {spec.replicas} stay", notes)]
+    if world.memory.applied.get(spec.pool) != spec:
+        return [ApplyWorkload(spec, "not known to be applied as wished", notes)]
+    return []
 
 
-def workload_spec(world: World, pool: PoolObject) -> WorkloadSpec | None:
-    """None while the base's location is unknown or unusable."""
-    base = world.bases.get(pool.ref)
-    if base is None or base.reason:
-        return None
-    options = {**dict(pool.engine), "model": base.path, "artifacts-url": world.artifacts_url}
-    engine = tuple(sorted((name, value) for name, value in options.items() if value))
-    text = json.dumps([engine, EPOCH], separators=(",", ":"))
-    revision = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return WorkloadSpec(pool.ref, pool.meta.uid, pool.replicas, engine, EPOCH, revision)
+def _cold(pool: PoolObject, leaver: Replica, left: Departure) -> tuple[Note, ...]:
+    """What the wait, or the room, was not enough for."""
+    cold = [*left.waiting, *left.homeless]
+    if not cold:
+        return ()
+    names = ", ".join(str(id_.ref) for id_ in cold[:_NAMED])
+    more = f" and {len(cold) - _NAMED} more" if len(cold) > _NAMED else ""
+    why = f"within {LEAVE_SECONDS:g} s" if left.waiting else "for want of room"
+    told = f"replica {leaver.id.ordinal} goes down; not warm elsewhere {why}: {names}{more}"
+    return (Note(pool.meta.ref, pool.meta.uid, "Warning", Reason.NOT_WARM, told),)
 
 
 def _report(world: World, pool: PoolObject) -> list[Action]:
@@ -112,7 +140,7 @@ def pool_report(world: World, pool: PoolObject) -> PoolReport:
         replicas=pool.replicas,
         allowed_tenants=list(pool.allowed_tenants),
         allowed_namespaces=list(pool.allowed_namespaces),
-        credential_epoch=EPOCH,
+        credential_epoch=report_epoch(world, pool),
     )
 
 
@@ -127,107 +155,11 @@ def _delete(world: World, pool: PoolObject) -> ObjectPlan:
     elif world.memory.reports.get(pool.ref, ...) is not None:
         actions.append(RemoveReport(pool.ref, why="pool deleted"))
     deadline = meta.deleting_since + DELETION_SECONDS
-    if not actions or world.now >= deadline:
-        actions.append(SetFinalizer(meta.ref, meta.uid, present=False, why="nothing is left of the pool"))
-    return ObjectPlan(actions, deadline)
-
-
-def _status(world: World, pool: PoolObject, found: Mapping[AdapterKey, Wish], actions: list[Action]) -> dict[str, Any]:
-    replicas = (world.workloads or {}).get(pool.ref, ())
-    engines = [world.engines[id_] for id_ in pool.replica_ids if id_ in world.engines]
-    wished = set(pool.replica_ids)
-    ready = [each for each in replicas if each.ready and each.id in wished and each.id in world.engines]
-    mine = {key: wish for key, wish in found.items() if wish.pool == pool.ref and wish.refusal is None}
-    resident = {
-        residence.ref for engine in engines for residence in engine.residences.values() if residence.residency in WARM
-    }
-    conditions = [
-        _available(pool, ready),
-        _progressing(world, pool, replicas, ready, actions),
-        _degraded(world, pool, replicas, engines, actions),
-    ]
-    status = PoolStatus(
-        observed_generation=pool.meta.generation,
-        replicas=len(replicas),
-        ready_replicas=len(ready),
-        selector=f"{LABEL_POOL}={pool.ref.name}",
-        base_digest=base_digest_of(world, pool) or None,
-        capacity=_capacity(engines),
-        adapters=PoolAdapters(
-            registered=_registered(world, pool),
-            ready=sum(all(_warm_on(world, wish)) for wish in mine.values()),
-            resident=len(resident),
-        ),
-    ).to_wire()
-    return {**status, "conditions": render(conditions, pool.status, pool.meta.generation, world.now)}
-
-
-def _warm_on(world: World, wish: Wish) -> list[bool]:
-    engines = [world.engines.get(replica) for replica in wish.replicas]
-    return [engine is not None and is_warm(engine, wish.id) for engine in engines]
-
-
-def _registered(world: World, pool: PoolObject) -> int:
-    adapters = world.registry.adapters.values() if world.registry else ()
-    return sum(adapter.pool == str(pool.ref) for adapter in adapters)
-
-
-def _capacity(engines: list[Engine]) -> PoolCapacity:
-    rows = [engine.capacity for engine in engines]
-    return PoolCapacity(
-        slots=sum(row.slots for row in rows),
-        adapter_bytes=sum(row.adapter_bytes for row in rows),
-        used_bytes=sum(row.used_bytes for row in rows),
-        host_bytes=sum(row.host_bytes for row in rows),
-        kv_tokens=sum(row.kv_tokens for row in rows),
-        kv_tokens_displaced=sum(row.kv_tokens_displaced for row in rows),
-    )
-
-
-def _available(pool: PoolObject, ready: list[Replica]) -> Verdict:
-    if ready:
-        return Verdict("Available", "True", Reason.AVAILABLE, f"{len(ready)} of {pool.replicas} replicas serve")
-    if pool.replicas == 0:
-        return Verdict("Available", "False", Reason.SCALED_TO_ZERO, "no replica is wished")
-    return Verdict("Available", "False", Reason.NO_REPLICA, f"none of {pool.replicas} replicas serves")
-
-
-def _progressing(
-    world: World, pool: PoolObject, replicas: tuple[Replica, ...], ready: list[Replica], actions: list[Action]
-) -> Verdict:
-    if any(isinstance(action, RestartReplica) for action in actions):
-        return Verdict("Progressing", "True", Reason.ROLLING, "replicas are being replaced one by one")
-    spec = workload_spec(world, pool)
-    if spec and any(replica.running and replica.revision != spec.revision for replica in replicas):
-        return Verdict("Progressing", "True", Reason.ROLLING, "the next replica waits for the others to be ready")
-    if len(replicas) != pool.replicas or len(ready) < pool.replicas:
-        return Verdict("Progressing", "True", Reason.STARTING, f"{len(ready)} of {pool.replicas} replicas are ready")
-    return Verdict("Progressing", "False", Reason.READY, "")
-
-
-def _degraded(
-    world: World, pool: PoolObject, replicas: tuple[Replica, ...], engines: list[Engine], actions: list[Action]
-) -> Verdict:
-    base = world.bases.get(pool.ref)
-    if base is not None and base.reason:
-        return Verdict("Degraded", "True", base.reason, base.message)
-    for action in actions:
-        failure = world.failure(action)
-        if failure is not None:
-            return Verdict("Degraded", "True", failure.reason, failure.message)
-    wrong = _wrong_base(world, pool, engines)
-    if wrong is not None:
-        return wrong
-    troubles = [f"replica {replica.id.ordinal}: {replica.message}" for replica in replicas if replica.message]
-    if troubles:
-        return Verdict("Degraded", "True", Reason.CRASH_LOOP, "; ".join(troubles))
-    return Verdict("Degraded", "False", Reason.HEALTHY, "")
-
-
-def _wrong_base(world: World, pool: PoolObject, engines: list[Engine]) -> Verdict | None:
-    expected = base_digest_of(world, pool)
-    for engine in engines:
-        if expected and engine.base_digest != expected:
-            told = f"replica {engine.replica.ordinal} serves {engine.base_digest[:12]}, {expected[:12]} is expected"
-            return Verdict("Degraded", "True", Reason.BASE_DIGEST_MISMATCH, told)
-    return None
+    if not actions:
+        return ObjectPlan([SetFinalizer(meta.ref, meta.uid, present=False, why="nothing is left of the pool")])
+    if world.now < deadline:
+        return ObjectPlan(actions, deadline)
+    left = "its engines may still run" if isinstance(actions[0], DeleteWorkload) else "the registry may still know it"
+    told = f"the pool goes after {DELETION_SECONDS:g} s, though {left}"
+    note = Note(meta.ref, meta.uid, "Warning", Reason.DELETION_TIMED_OUT, told)
+    return ObjectPlan([*actions, SetFinalizer(meta.ref, meta.uid, False, "the deadline is over", (note,))])

@@ -6,7 +6,7 @@ from typing import Any
 
 from loraplane_core.wire.engine import WARM
 from loraplane_operator.actions import Action, Note, SetStatus
-from loraplane_operator.words import Meta, Residue, World
+from loraplane_operator.words import Meta, Residue, Wait, World
 
 #: Numbers that move all the time reach a status at most this often; truth is /state.
 VOLATILE_SECONDS = 30.0
@@ -18,6 +18,7 @@ class ObjectPlan:
     actions: list[Action] = field(default_factory=list)
     due_at: float | None = None
     residues: frozenset[Residue] = frozenset()  # whose age shall be kept
+    waits: frozenset[Wait] = frozenset()  # likewise
 
 
 def status_action(
