@@ -65,9 +65,8 @@ class Kubelet:
     async def _register(self) -> None:
         apply = "?fieldManager=kubelet&force=true"
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self._site.node}}
-        await self._site.api.call(
-            "PATCH", f"/api/v1/nodes/{self._site.node}{apply}", node, "application/apply-patch+yaml"
-        )
+        where = f"/api/v1/nodes/{self._site.node}"
+        await self._site.api.call("PATCH", f"{where}{apply}", node, APPLY_PATCH)
         size = {"cpu": "64", "memory": "64Gi", "pods": "1000"}
         moment = now()
         ready = {"type": "Ready", "status": "True", "reason": "StandIn", "lastHeartbeatTime": moment}
@@ -80,8 +79,8 @@ class Kubelet:
             "metadata": {"name": self._site.node, "namespace": "kube-node-lease"},
             "spec": {"holderIdentity": self._site.node, "leaseDurationSeconds": 40, "renewTime": moment},
         }
-        where = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{self._site.node}{apply}"
-        await self._site.api.call("PATCH", where, lease, APPLY_PATCH)
+        lease_path = f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{self._site.node}{apply}"
+        await self._site.api.call("PATCH", lease_path, lease, APPLY_PATCH)
 
     async def _watch_pods(self) -> None:
         async for kind, raw in self._forever(f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={LABEL_POOL}"):
