@@ -5,6 +5,7 @@ import json
 import os
 import random
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from tests.cluster.kube import Kube, Refused
 from tests.cluster.services import ROOT, until
 from tests.cluster.tool import Cluster, leftovers
-from tests.cluster.tool.leftovers import state_folder
+from tests.cluster.tool.leftovers import BASE, state_folder
 from tests.cluster.tool.processes import start_time
 
 READY_SECONDS = 10.0
@@ -50,7 +51,8 @@ def name() -> Iterator[str]:
     chosen = f"tool-{secrets.token_hex(3)}"
     yield chosen
     tool("down", "--name", chosen)
-    (state_folder(chosen).parent / f"{chosen}.lock").unlink(missing_ok=True)
+    for kept in BASE.glob(f"{chosen}.*"):
+        shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
 
 
 @pytest.fixture
@@ -81,8 +83,12 @@ def test_a_cluster_is_ready_within_ten_seconds_and_leaves_nothing(name: str) -> 
     assert leftovers(name) == []
 
 
-def test_run_passes_on_the_exit_status(name: str) -> None:
-    assert tool("run", "--name", name, "--", "sh", "-c", "exit 7").returncode == 7
+def test_run_passes_on_the_exit_status_and_keeps_the_logs_of_a_failure(name: str) -> None:
+    done = tool("run", "--name", name, "--", "sh", "-c", "exit 7")
+    assert done.returncode == 7
+    kept = state_folder(name).with_name(f"{name}.logs")
+    assert f"logs of the cluster: {kept}" in done.stderr
+    assert {"etcd.log", "api-server.log"} <= {path.name for path in kept.iterdir()}
 
 
 def test_run_passes_on_a_signal_and_stops_the_cluster(name: str) -> None:

@@ -91,7 +91,10 @@ def _run(cluster: Cluster, argv: list[str]) -> int:
     with _signals_raise():
         try:
             _start(cluster, bound=True)
-            return _in_namespace(cluster, command)
+            code = _in_namespace(cluster, command)
+            if code != 0:
+                print(f"logs of the cluster: {cluster.keep_logs()}", file=sys.stderr)
+            return code
         except Ended as ended:
             return 128 + ended.signum
         finally:

@@ -107,6 +107,15 @@ class Cluster:
         if left:
             raise ClusterError("\n".join([f"cluster {self.name} left behind:", *left]))
 
+    def keep_logs(self) -> Path:
+        """A copy of the processes' output and of the audit log that outlives the stop; the last one's is replaced."""
+        kept = BASE / f"{self.name}.logs"
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(self.state / "logs", kept)
+        if self.audit_log.exists():
+            shutil.copy(self.audit_log, kept)
+        return kept
+
     def running(self) -> bool:
         """Its API server's process is there."""
         return self.processes.pid("api-server") is not None
