@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ import psycopg
 from safetensors.numpy import save_file
 
 from loraplane_core.credentials import new_master, operator_credential, read_key
+from loraplane_core.process import die_with_parent
 from loraplane_gateway.db.migrate import migrate
 from loraplane_gateway.db.roles import REGISTRY_ROLE, create_roles
 from tests.gateway.postgres import running_postgres
@@ -59,6 +61,7 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=24, help="calls of the operator at a time")
     parser.add_argument("--workers", type=int, default=None, help="ingestion processes; default: the registry's own")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing outlives it
     with tempfile.TemporaryDirectory(prefix="loraplane-bench-") as name, running_postgres() as server:
         folder = Path(name)
         owner = server.url("bench", "bench_owner", "bench-owner")
@@ -111,7 +114,12 @@ def _registry(folder: Path, database: str, workers: int | None) -> Iterator[tupl
     values |= {"ADMIN_PORT": 0, "ARTIFACT_PORT": 0} | ({"WORKERS": workers} if workers else {})
     environment = dict(os.environ) | {f"LORAPLANE_{name}": str(value) for name, value in values.items()}
     command = [str(Path(sys.executable).with_name("loraplane-gateway")), "registry"]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=die_with_parent(signal.SIGTERM),  # noqa: PLW1509 - nothing here runs threads
+    )
     try:
         deadline = time.monotonic() + 30
         while not (folder / "ports.json").exists():
