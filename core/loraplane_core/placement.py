@@ -8,14 +8,19 @@ the old one is warm.
 
 import hashlib
 from collections.abc import Iterable
+from functools import lru_cache
 
 from loraplane_core.identity import ReplicaId
 
 
 def order(tenant: str, adapter: str, replicas: Iterable[ReplicaId]) -> list[ReplicaId]:
     """All `replicas`, best first; independent of the order given."""
-    key = f"{tenant}/{adapter}"
-    return sorted(replicas, key=lambda replica: (_score(key, replica), replica), reverse=True)
+    return list(_order(f"{tenant}/{adapter}", tuple(replicas)))
+
+
+@lru_cache(maxsize=4096)  # asked for every adapter in every pass of the operator, with the same answer
+def _order(key: str, replicas: tuple[ReplicaId, ...]) -> tuple[ReplicaId, ...]:
+    return tuple(sorted(replicas, key=lambda replica: (_score(key, replica), replica), reverse=True))
 
 
 def _score(key: str, replica: ReplicaId) -> bytes:
