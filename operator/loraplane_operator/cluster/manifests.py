@@ -87,7 +87,7 @@ def _secret(spec: WorkloadSpec, credentials: EngineCredentials) -> dict[str, Any
         "kind": "Secret",
         "metadata": _metadata(spec, secret_name(spec.pool.name)),
         "type": "Opaque",
-        # Not stringData: it is no stored field, and server-side apply could not tell that nothing changed.
+        # Not stringData, which is only written: what is applied is what can be read back.
         "data": {"credentials.json": base64.b64encode(encode(credentials)).decode()},
     }
 
