@@ -89,7 +89,8 @@ def _epochs(world: World, pool: PoolObject) -> tuple[int, int]:
         return pool.epoch or 1, pool.epoch or 1
     oldest, newest = min(known), max(known)
     wished = oldest if pool.epoch is None else pool.epoch
-    return max(newest - 1, min(oldest + 1, wished), 1), oldest
+    epoch = max(newest - 1, min(oldest + 1, wished), 1)
+    return epoch, min(oldest, epoch)
 
 
 def report_epoch(world: World, pool: PoolObject) -> int:
