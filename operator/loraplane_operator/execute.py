@@ -21,6 +21,7 @@ from loraplane_operator.actions import (
     ConfirmWarm,
     DeleteWorkload,
     Mark,
+    Note,
     Register,
     ReleaseClaim,
     RemoveReport,
@@ -31,6 +32,7 @@ from loraplane_operator.actions import (
     SplitTraffic,
     Warm,
     Withdraw,
+    WorkloadSpec,
 )
 from loraplane_operator.backoff import Backoff
 from loraplane_operator.cluster.port import Cluster
@@ -145,12 +147,15 @@ class Executor:
     async def _do(self, action: Action) -> None:
         match action:
             case ApplyWorkload(spec=spec):
-                await self._cluster.apply(spec, self.credentials(spec.pool, spec.epoch))
+                await self._apply(spec)
+                await self._tell(action.notes)
             case RestartReplica(spec=spec, ordinal=ordinal):
-                await self._cluster.apply(spec, self.credentials(spec.pool, spec.epoch))
+                await self._apply(spec)
                 self._fault("between/RestartReplica")
                 await self._cluster.restart(spec.pool, ordinal)
+                await self._tell(action.notes)
             case DeleteWorkload(pool=pool):
+                self._notebook.applied.pop(pool, None)
                 await self._cluster.delete(pool)
             case SetStatus(ref=ref, uid=uid, status=status):
                 await self._cluster.patch_status(ref, uid, status)
@@ -167,6 +172,14 @@ class Executor:
                 await self._engine(action)
             case _:
                 await self._ask_registry(action)
+
+    async def _apply(self, spec: WorkloadSpec) -> None:
+        await self._cluster.apply(spec, self.credentials(spec.pool, spec.epoch))
+        self._notebook.applied[spec.pool] = spec
+
+    async def _tell(self, notes: tuple[Note, ...]) -> None:
+        for note in notes:
+            await self._cluster.emit(note)
 
     async def _engine(self, action: Warm | Mark | Withdraw) -> None:
         client = self._fleet.client(action.replica)

@@ -22,6 +22,9 @@ class Notebook:
         self.failures: dict[Action, Failure] = {}
         self.residue_since: dict[Residue, float] = {}
         self.status_written: dict[str, float] = {}
+        self._heard: dict[
+            ReplicaId, Engine
+        ] = {}  # what was taken over already; engines that tell nothing new cost nothing
         self.applied: dict[PoolRef, WorkloadSpec] = {}
         self.waits: dict[Wait, float] = {}
 
@@ -62,12 +65,11 @@ class Notebook:
 
     def learn(self, engines: Iterable[Engine], uids: frozenset[str], registry: RegistryView | None) -> None:
         """Take over what engines told; drop what the feed has overtaken and objects that are gone (not in `uids`)."""
-        for engine in engines:
-            for ref, residence in engine.residences.items():
-                if residence.residency in WARM and residence.warm_wanted:
-                    self.warmed[engine.replica, AdapterId(*ref, residence.digest)] = engine.boot
-            if engine.model is not None:
-                self.models[engine.replica.pool_ref] = engine.model
+        heard = {engine.replica: engine for engine in engines}
+        for replica, engine in heard.items():
+            if self._heard.get(replica) is not engine:
+                self._hear(engine)
+        self._heard = heard
         for key in [key for key in self.registered if key[0] not in uids]:
             del self.registered[key], self.registered_at[key]
         for uid in self.status_written.keys() - uids:
@@ -76,6 +78,13 @@ class Notebook:
             shown = {entry.claim_uid for entry in registry.adapters.values()}
             self.claims -= shown
             self.released &= shown
+
+    def _hear(self, engine: Engine) -> None:
+        for ref, residence in engine.residences.items():
+            if residence.residency in WARM and residence.warm_wanted:
+                self.warmed[engine.replica, AdapterId(*ref, residence.digest)] = engine.boot
+        if engine.model is not None:
+            self.models[engine.replica.pool_ref] = engine.model
 
     def let_go(self, replica: ReplicaId, id_: AdapterId) -> None:
         """By our own doing it is no longer warm there; its absence is no drift."""

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 
 from loraplane_core import credentials
-from loraplane_core.identity import PoolRef
 from loraplane_core.labels import ADAPTER_KIND, POOL_KIND
 from loraplane_operator import faults, metrics
 from loraplane_operator.cluster.port import Cluster
@@ -18,10 +17,9 @@ from loraplane_operator.execute import Executor
 from loraplane_operator.faults import Fault
 from loraplane_operator.notebook import Notebook
 from loraplane_operator.plan import plan
-from loraplane_operator.plan.pools import EPOCH
 from loraplane_operator.registry.client import RegistryClient
 from loraplane_operator.registry.feed import Feed
-from loraplane_operator.words import World
+from loraplane_operator.words import Replica, World
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +82,7 @@ class Reconciler:
         self._http = httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=None))
         client = RegistryClient(self._http, registry_url, credentials.operator_credential(master))
         admin = credentials.role_key(master, "admin")
-        self._fleet = Fleet(self._http, lambda pool: _token(admin, pool), self.wake)
+        self._fleet = Fleet(self._http, lambda replica: _token(admin, replica), self.wake)
         self._feed = Feed(
             client,
             wake=self.wake,
@@ -121,9 +119,8 @@ class Reconciler:
                 due = await self._pass()
                 took = time.monotonic() - started
                 wait = RESYNC_SECONDS if due is None else due - self._clock()
-                await self._wakeup.wait(
-                    min(wait, RESYNC_SECONDS), min(max(2 * took, GATHER_SECONDS), GATHER_MAX_SECONDS)
-                )
+                gather = min(max(2 * took, GATHER_SECONDS), GATHER_MAX_SECONDS)
+                await self._wakeup.wait(min(wait, RESYNC_SECONDS), gather)
         if self._broken is not None:
             raise self._broken
 
@@ -200,9 +197,10 @@ class Reconciler:
             registry=registry,
             memory=self._notebook.view(),
             namespaces=seen.namespaces,
+            pool_namespaces=seen.pool_namespaces,
             artifacts_url=self._artifacts_url,
         )
 
 
-def _token(admin_key: bytes, pool: PoolRef) -> str:
-    return credentials.engine_credential(admin_key, pool, EPOCH)
+def _token(admin_key: bytes, replica: Replica) -> str:
+    return credentials.engine_credential(admin_key, replica.id.pool_ref, replica.epoch)

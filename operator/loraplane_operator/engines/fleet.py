@@ -76,6 +76,7 @@ class Reader:
         self._residences: dict[AdapterRef, Residence] = {}
         self._capacity: Capacity | None = None
         self._model: tuple[str, ModelInfo] | None = None  # with the boot that told it
+        self._view: Engine | None = None  # of all above; None after a change
         self._task = asyncio.create_task(self._run(), name=f"state/{replica}")
 
     def cancel(self) -> asyncio.Task[None]:
@@ -83,6 +84,12 @@ class Reader:
         return self._task
 
     def view(self) -> Engine | None:
+        """The same object until something changed."""
+        if self._view is None:
+            self._view = self._made()
+        return self._view
+
+    def _made(self) -> Engine | None:
         if self._hello is None or self._seq is None or self._capacity is None:
             return None
         hello = self._hello
@@ -128,7 +135,7 @@ class Reader:
     def _drop(self, trouble: str) -> None:
         if self._seq is not None:
             log.warning("lost the state stream", extra={"replica": str(self.replica), "error": trouble})
-        self._hello = self._seq = self._capacity = None
+        self._hello = self._seq = self._capacity = self._view = None
         self._residences = {}
         asyncio.get_running_loop().call_later(GRACE_SECONDS, self._wake)
 
@@ -138,12 +145,12 @@ class Reader:
             check_protocol(message.protocol, f"engine {message.replica}")
             if message.replica != str(self.replica):
                 raise Unavailable(f"{self.url} is engine {message.replica}, not {self.replica}")
-            self._hello, self._seq = message, None
+            self._hello, self._seq, self._view = message, None, None
             return False
         if self._hello is None:
             raise Unavailable(f"{self.url}: no hello before the first message")
         if isinstance(message, Snapshot):
-            self._seq, self._capacity = message.seq, message.capacity
+            self._seq, self._capacity, self._view = message.seq, message.capacity, None
             self._residences = {AdapterRef.parse(each.ref): each for each in message.adapters}
             return True
         if self._seq is None or message.seq != self._seq + 1:
@@ -152,7 +159,7 @@ class Reader:
         return isinstance(message, Delta) and self._apply(message)
 
     def _apply(self, delta: Delta) -> bool:
-        self._capacity = delta.capacity or self._capacity
+        self._capacity, self._view = delta.capacity or self._capacity, None
         changed = False
         for each in delta.adapters:
             ref = AdapterRef.parse(each.ref)
@@ -169,7 +176,7 @@ class Reader:
         while self._hello is not None and (self._model is None or self._model[0] != self._hello.boot):
             boot = self._hello.boot
             try:
-                self._model = (boot, await self.client.model())
+                self._model, self._view = (boot, await self.client.model()), None
                 self._wake()
             except LoraplaneError as error:
                 failures += 1
