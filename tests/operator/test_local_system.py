@@ -38,6 +38,7 @@ async def test_nothing_is_written_or_asked_in_quiet(tmp_path: Path) -> None:
     async with running(tmp_path) as system:
         await ready(system)
         await until(lambda: system.condition("basemodelpool", "pool", "Progressing")[0] == "False")
+        await until(lambda: system.registry.pools["default/pool"].base_digest == "b" * 64, what="learnt base")
         before = _traces(system)
         await asyncio.sleep(1.5)
         assert _traces(system) == before

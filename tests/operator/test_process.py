@@ -97,3 +97,71 @@ def test_kubernetes_mode_reads_its_namespaces() -> None:
     )
     assert isinstance(made, settings.Kubernetes)
     assert made.namespaces == ("a", "b")
+
+
+async def test_stop_lets_what_runs_finish_and_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    """An engine that never answers holds up the stop for its grace, but not a second signal."""
+    system = System(tmp_path)
+    key = tmp_path / "master"
+    key.write_text(MASTER.hex())
+    await system.registry.start()
+    await system.supervisor.start()
+    await system.registry.create_tenant("acme", "default")
+    system.write("all.yaml", pool_manifest(replicas=1))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "loraplane_operator", *arguments(system, key)), stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        await until(lambda: system.condition("basemodelpool", "pool", "Available")[0] == "True", seconds=20)
+        system.engine(0).hang = True
+        system.write("pirate.yaml", adapter_manifest())
+        await until(lambda: ("PUT", "acme/pirate@1") in system.engine(0).calls, seconds=10)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await process.wait()
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(2):
+            assert await process.wait() == -signal.SIGTERM
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await system.supervisor.stop()
+        await system.registry.stop()
+
+
+async def test_process_is_killed_at_the_point_that_a_test_names_and_the_next_start_mends_it(tmp_path: Path) -> None:
+    system = System(tmp_path)
+    key = tmp_path / "master"
+    key.write_text(MASTER.hex())
+    await system.registry.start()
+    await system.supervisor.start()
+    await system.registry.create_tenant("acme", "default")
+    system.write("all.yaml", pool_manifest(replicas=1), adapter_manifest())
+    codes = []
+    try:
+        for fault in ("after/Register", "after/Warm", ""):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "loraplane_operator", *arguments(system, key)),
+                stderr=asyncio.subprocess.DEVNULL,
+                env={**os.environ, "LORAPLANE_FAULT": fault},
+            )
+            if not fault:
+                await until(system.ready, seconds=15)
+                process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(20):
+                codes.append(await process.wait())
+    finally:
+        await system.supervisor.stop()
+        await system.registry.stop()
+    assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    assert len(next(iter(system.registry.adapters.values())).versions) == 1
+
+
+def test_fault_that_does_not_exist_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = tmp_path / "master"
+    key.write_text(MASTER.hex())
+    key.chmod(0o600)
+    monkeypatch.setenv("LORAPLANE_FAULT", "after/lunch")
+    assert program.main(arguments(System(tmp_path), key)) == 2
