@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from loraplane_core import placement
 from loraplane_operator.actions import (
     ApplyWorkload,
     DeleteWorkload,
@@ -14,20 +15,28 @@ from loraplane_operator.actions import (
     RestartReplica,
     SetFinalizer,
     SetStatus,
+    Warm,
 )
 from loraplane_operator.plan import plan
 from loraplane_operator.plan.conditions import rfc3339
+from loraplane_operator.plan.departures import LEAVE_SECONDS
+from loraplane_operator.plan.rollout import workload_spec
 from loraplane_operator.words import BaseLocation, Memory, World
-from tests.operator.plans import condition, of, status
+from tests.operator.plans import HOME, condition, of, status
 from tests.operator.worlds import (
     NOW,
     POOL,
     adapter,
+    engine,
+    entry,
     everywhere,
     meta,
     pool,
+    registry,
     replica,
     residence,
+    wished,
+    with_engines,
     world,
 )
 
@@ -157,3 +166,129 @@ def test_a_defect_in_one_object_leaves_the_plans_of_others(monkeypatch: pytest.M
     planned = plan(world(adapters=(adapter("bad"), adapter())))
     assert [ref.name for ref, _ in planned.broken] == ["bad"]
     assert any(isinstance(action, SetStatus) and action.ref.name == "pirate" for action in planned.actions)
+
+
+# -- changes of a pool
+
+
+def test_replica_waits_until_its_adapters_are_warm_on_the_next_in_order() -> None:
+    home, other = HOME.ordinal, 1 - HOME.ordinal
+    old = (replica(home, revision="old"), replica(other))
+    seen = world(workloads={POOL: old}, **with_engines(engine(home, residence()), engine(other)))
+    assert of(RestartReplica, seen) == []
+    assert [each.replica.ordinal for each in of(Warm, seen)] == [other]
+    assert plan(seen).due_at == NOW + LEAVE_SECONDS
+    warm = replace(seen, **everywhere(residence()))
+    assert [each.ordinal for each in of(RestartReplica, warm)] == [home]
+
+
+def test_replica_that_waited_for_long_enough_goes_and_an_event_names_what_is_cold() -> None:
+    old = (replica(HOME.ordinal, revision="old"), replica(1 - HOME.ordinal))
+    seen = world(workloads={POOL: old}, **with_engines(engine(HOME.ordinal, residence()), engine(1 - HOME.ordinal)))
+    waits = {("leave", HOME): NOW - LEAVE_SECONDS}
+    (restart,) = of(RestartReplica, replace(seen, memory=replace(seen.memory, waits=waits)))
+    (note,) = restart.notes
+    assert (note.kind, note.reason) == ("Warning", "NotWarm")
+    assert "acme/pirate@1" in note.message
+
+
+def test_covered_adapter_keeps_its_extra_home_until_its_own_serves_again() -> None:
+    """Case O1: nothing is unmarked on the stand-in while the restarted engine is not there, or holds nothing."""
+    home, other = HOME.ordinal, 1 - HOME.ordinal
+    running = (replica(home, ready=False), replica(other))
+    down = world(workloads={POOL: running}, **with_engines(engine(other, residence())))
+    assert plan(down).residues == frozenset()
+    back = world(**with_engines(engine(home), engine(other, residence())))
+    assert [each.replica.ordinal for each in of(Warm, back)] == [home]
+
+
+def test_surplus_replica_leaves_last_of_all_first_once_its_adapters_are_warm_on_those_that_stay() -> None:
+    three = pool(replicas=3)
+    ids = three.replica_ids
+    name = next(
+        name
+        for name in map("a{}".format, range(99))
+        if placement.order("acme", name, three.replica_ids)[0].ordinal == 2
+    )
+    held = residence(f"acme/{name}@1")
+    running = tuple(replica(ordinal) for ordinal in range(3))
+    seen = world(
+        pools={POOL: pool(replicas=2)},
+        adapters=(),
+        workloads={POOL: running},
+        registry=registry(entry(name, claim_uid="")),
+        memory=replace(world().memory, applied={POOL: wished(three)}),
+        **with_engines(engine(0), engine(1), engine(2, held)),
+    )
+    assert of(ApplyWorkload, seen) == []
+    (warm,) = of(Warm, seen)
+    there = {warm.replica: engine(warm.replica.ordinal, held)}
+    (scaled,) = of(ApplyWorkload, replace(seen, engines={**seen.engines, **there}))
+    assert (scaled.spec.replicas, scaled.notes) == (2, ())
+
+
+def test_what_is_not_known_to_be_applied_is_applied_before_a_replica_goes_down() -> None:
+    seen = world(workloads={POOL: (replica(0, revision="old"), replica(1))}, **everywhere(residence()))
+    forgotten = replace(seen, memory=replace(seen.memory, applied={}))
+    assert len(of(ApplyWorkload, forgotten)) == 1
+    assert of(RestartReplica, forgotten) == []
+
+
+@pytest.mark.parametrize(
+    "changes", [{"image": "x"}, {"resources": (("limits", "cpu", "1"),)}, {"pod_template": "{}"}, {"epoch": 2}]
+)
+def test_change_that_engines_must_be_replaced_for_is_another_revision(changes: dict[str, Any]) -> None:
+    spec = workload_spec(world(pools={POOL: pool(**changes)}), pool(**changes))
+    assert spec is not None
+    assert spec.revision != wished().revision
+
+
+def test_registry_learns_an_epoch_before_engines_use_it_and_gateways_after_all_accept_it() -> None:
+    rotated = world(pools={POOL: pool(epoch=2)}, memory=Memory())
+    (told,) = of(ReportPool, rotated)
+    assert told.report.credential_epoch == 2
+    (applied,) = of(ApplyWorkload, rotated)
+    assert (applied.spec.epoch, applied.spec.accepted_epoch) == (2, 1)
+    done = (replica(0, epoch=2), replica(1, epoch=2))
+    (applied,) = of(ApplyWorkload, replace(rotated, workloads={POOL: done}))
+    assert applied.spec.accepted_epoch == 2
+
+
+def test_pool_in_a_namespace_that_is_not_honoured_gets_a_reason_and_nothing_else() -> None:
+    seen = world(pool_namespaces=frozenset({"platform"}), adapters=(), workloads={}, engines={})
+    told = [action for action in plan(seen).actions if getattr(action, "ref", None) == pool().meta.ref]
+    assert [type(action) for action in told] == [SetStatus]
+    assert condition(seen, "Available", "BaseModelPool") == ("False", "PoolNamespaceNotHonoured")
+    assert of(ReportPool, seen) == of(ApplyWorkload, seen) == []
+
+
+def test_newer_pool_of_other_weights_under_one_name_says_so_o64() -> None:
+    newer = pool("newer", base_digest="c" * 64, meta=meta("BaseModelPool", "newer", created_at=NOW - 1))
+    seen = world(pools={POOL: pool(base_digest="b" * 64), newer.ref: newer})
+    degraded = {
+        action.ref.name: each["reason"]
+        for action in of(SetStatus, seen)
+        if action.ref.kind == "BaseModelPool"
+        for each in action.status["conditions"]
+        if each["type"] == "Degraded"
+    }
+    assert degraded == {"pool": "Healthy", "newer": "BaseNameConflict"}
+
+
+def test_pool_goes_at_its_deadline_whatever_is_left_of_it_and_says_so() -> None:
+    gone = pool(meta=meta("BaseModelPool", "pool", deleting_since=NOW - 61))
+    (last,) = [each for each in of(SetFinalizer, world(pools={POOL: gone})) if each.ref.kind == "BaseModelPool"]
+    assert not last.present
+    assert [note.reason for note in last.notes] == ["DeletionTimedOut"]
+
+
+def test_adapter_stays_available_while_one_replica_goes_o58() -> None:
+    """Availability comes from the replicas that are left."""
+    seen = world(workloads={POOL: (replica(0, ready=False), replica(1))}, **with_engines(engine(1)))
+    assert condition(seen, "Available", "BaseModelPool") == ("True", "Available")
+
+
+def test_nothing_is_loaded_on_a_replica_that_does_not_answer_yet_o61() -> None:
+    seen = world(workloads={POOL: (replica(0, ready=False), replica(1, ready=False))}, engines={})
+    assert of(Warm, seen) == []
+    assert condition(seen, "Progressing", "BaseModelPool") == ("True", "Starting")
