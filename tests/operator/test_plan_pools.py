@@ -21,7 +21,7 @@ from loraplane_operator.plan import plan
 from loraplane_operator.plan.conditions import rfc3339
 from loraplane_operator.plan.departures import LEAVE_SECONDS
 from loraplane_operator.plan.rollout import workload_spec
-from loraplane_operator.words import BaseLocation, Memory, World
+from loraplane_operator.words import BaseLocation, Memory, Wait, World
 from tests.operator.plans import HOME, condition, of, status
 from tests.operator.worlds import (
     NOW,
@@ -185,7 +185,7 @@ def test_replica_waits_until_its_adapters_are_warm_on_the_next_in_order() -> Non
 def test_replica_that_waited_for_long_enough_goes_and_an_event_names_what_is_cold() -> None:
     old = (replica(HOME.ordinal, revision="old"), replica(1 - HOME.ordinal))
     seen = world(workloads={POOL: old}, **with_engines(engine(HOME.ordinal, residence()), engine(1 - HOME.ordinal)))
-    waits = {("leave", HOME): NOW - LEAVE_SECONDS}
+    waits: dict[Wait, float] = {("leave", HOME): NOW - LEAVE_SECONDS}
     (restart,) = of(RestartReplica, replace(seen, memory=replace(seen.memory, waits=waits)))
     (note,) = restart.notes
     assert (note.kind, note.reason) == ("Warning", "NotWarm")
@@ -204,7 +204,6 @@ def test_covered_adapter_keeps_its_extra_home_until_its_own_serves_again() -> No
 
 def test_surplus_replica_leaves_last_of_all_first_once_its_adapters_are_warm_on_those_that_stay() -> None:
     three = pool(replicas=3)
-    ids = three.replica_ids
     name = next(
         name
         for name in map("a{}".format, range(99))

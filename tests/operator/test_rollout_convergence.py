@@ -238,8 +238,9 @@ def test_epochs_pass_one_by_one_and_all_engines_always_accept_a_common_one(first
     pods.run(random.Random(1), check)
     assert {each.epoch for each in pods.replicas.values()} == {last}
     assert pods.memory.applied[POOL].accepted_epoch == last
-    assert pods.memory.reports[POOL] is not None
-    assert pods.memory.reports[POOL].credential_epoch == last
+    report = pods.memory.reports[POOL]
+    assert report is not None
+    assert report.credential_epoch == last
 
 
 @settings(max_examples=15, deadline=None)
