@@ -102,6 +102,10 @@ def test_one_replica_is_not_called_each() -> None:
     assert message.startswith("needs 34 MiB on 1 replica; pool has 12 MiB free")
 
 
+def test_what_fits_exactly_is_placed() -> None:
+    assert warmed(crowd({"old": 52, "new": 12}, host=64)) == {"old", "new"}
+
+
 def test_room_goes_to_the_older_and_a_smaller_one_behind_a_refused_one_gets_what_is_left() -> None:
     assert warmed(crowd({"a": 40, "b": 40, "c": 20}, host=64)) == {"a", "c"}
 

@@ -183,6 +183,12 @@ def test_waiting_version_of_an_adapter_made_by_rest_alone_is_confirmed_too() -> 
     assert [each.request.version for each in of(ConfirmWarm, warm)] == [1]
 
 
+@pytest.mark.parametrize("state", ["unverified", "pending_base", "ingesting", "rejected"])
+def test_version_that_is_not_validated_reaches_no_engine_o13(state: str) -> None:
+    shown = entry("pirate", version(), version(number=2, state=state), intent_version=2)
+    assert {each.id.version for each in of(Warm, world(registry=registry(shown)))} == {1}
+
+
 def test_version_that_waits_to_get_all_requests_while_it_gets_some_is_confirmed() -> None:
     shown = weighted(60, 40, intent_version=1, activation_owner="registry")
     seen = world(registry=registry(shown), **everywhere(*BOTH))
