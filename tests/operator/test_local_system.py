@@ -240,10 +240,14 @@ async def test_restarted_operator_loads_and_registers_nothing_anew(tmp_path: Pat
         puts = [list(engine.calls) for engine in system.supervisor.engines.values()]
         versions = len(system.registry.adapters["acme", "pirate"].versions)
         uid, applied = _uid(system), system.supervisor.applied[-1]
-        await system.start_operator()
         asked = len(system.registry.calls)
-        await until(lambda: ("register", "file:pirate") in system.registry.calls[asked:])
-        await until(system.ready)
+        await system.start_operator()
+        await until(lambda: ("report", "default/pool") in system.registry.calls[asked:])
+        assert system.reconciler is not None
+        passed = system.reconciler.passed_at
+        system.reconciler.wake()
+        await until(lambda: system.reconciler is not None and system.reconciler.passed_at > passed)
+        assert {kind for kind, _ in system.registry.calls[asked:]} == {"report"}
         assert [list(engine.calls) for engine in system.supervisor.engines.values()] == puts
         assert len(system.registry.adapters["acme", "pirate"].versions) == versions
         assert (_uid(system), system.supervisor.applied[-1]) == (uid, applied)

@@ -123,6 +123,7 @@ class FakeRegistry(Served):
         await self.put(
             msgspec.structs.replace(
                 entry,
+                source_hash=entry.source_hash if entry.claim_uid == uid else "",
                 claim_uid=uid,
                 claim_ref=wanted.ref,
                 pool=wanted.pool,
@@ -162,6 +163,7 @@ class FakeRegistry(Served):
         self._sources[key, uri] = version.version
         first = (entry.claim_uid, wanted.source_hash) not in self._keys
         self._keys[entry.claim_uid, wanted.source_hash] = version.version
+        entry = msgspec.structs.replace(entry, source_hash=wanted.source_hash, source_version=version.version)
         if first and version.state == "validated" and entry.activation_owner == "registry":
             entry = _weighted(entry, {version.version: 100})
         await self.put(entry)
