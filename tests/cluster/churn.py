@@ -46,18 +46,18 @@ class Churn:
         settled(self.system, {name: warm for name, (_, warm) in self.wanted.items()})
 
 
-def settled(system: System, wanted: dict[str, int], seconds: float = SETTLE_SECONDS) -> None:
-    """All wanted adapters Ready on as many replicas as wished, one version each, nothing else anywhere."""
+def settled(system: System, wanted: dict[str, int], seconds: float = SETTLE_SECONDS, *, versions: int = 1) -> None:
+    """All wanted adapters Ready on as many replicas as wished, with so many versions each, nothing else anywhere."""
     trouble: list[str] = []
 
     def holds() -> bool:
-        trouble[:] = _troubles(system, wanted)
+        trouble[:] = _troubles(system, wanted, versions)
         return not trouble
 
     until(holds, seconds, lambda: f"{trouble}\n{system.explain(next(iter(wanted), ''))}", every=0.2)
 
 
-def _troubles(system: System, wanted: dict[str, int]) -> list[str]:
+def _troubles(system: System, wanted: dict[str, int], versions: int) -> list[str]:
     objects = {raw["metadata"]["name"]: raw for raw in system.kube.items(ADAPTERS.format(namespace=system.namespace))}
     found = [f"{name} is still there" for name in sorted(objects.keys() - wanted.keys())]
     for name, warm in wanted.items():
@@ -66,7 +66,7 @@ def _troubles(system: System, wanted: dict[str, int]) -> list[str]:
             found.append(f"{name}: not Ready, or without its finalizer: {raw and raw['metadata'].get('finalizers')}")
         elif (raw["status"].get("readyReplicas"), raw["status"].get("warmReplicas")) != (warm, warm):
             found.append(f"{name}: {raw['status'].get('readyReplicas')} of {warm}")
-    return found or [*_claims(system, objects), *_versions(system, wanted), *_engines(system, wanted)]
+    return found or [*_claims(system, objects), *_versions(system, wanted, versions), *_engines(system, wanted)]
 
 
 def _claims(system: System, objects: dict[str, dict]) -> list[str]:  # type: ignore[type-arg]
@@ -75,10 +75,10 @@ def _claims(system: System, objects: dict[str, dict]) -> list[str]:  # type: ign
     return [f"claims {sorted(map(str, claims))} of objects {sorted(uids)}"] if claims != uids else []
 
 
-def _versions(system: System, wanted: dict[str, int]) -> list[str]:
+def _versions(system: System, wanted: dict[str, int], versions: int) -> list[str]:
     query = "SELECT adapter, count(*) FROM tenant_adapters WHERE tenant_id = 'acme' GROUP BY adapter"
     counts = dict(system.services.rows(query))
-    return [f"{name} has {counts.get(name)} versions" for name in wanted if counts.get(name) != 1]
+    return [f"{name} has {counts.get(name)} versions" for name in wanted if counts.get(name) != versions]
 
 
 def _engines(system: System, wanted: dict[str, int]) -> list[str]:

@@ -292,6 +292,20 @@ class System:
         listed = answer.json()["adapters"] if answer.is_success else []
         return {each["ref"] for each in listed if each["warm_wanted"] and each["residency"] in ("host", "device")}
 
+    def engine_rows(self, ref: str) -> list[dict[str, Any]]:
+        """What every replica that holds it warm says of it."""
+        found = []
+        for ordinal in self.pods():
+            answer = self.engine(ordinal, "GET", "/adapters")
+            listed = answer.json()["adapters"] if answer.is_success else []
+            found += [each for each in listed if each["ref"] == ref and each["warm_wanted"]]
+        return found
+
+    def arguments(self, pool: str, ordinal: int) -> list[str]:
+        """Of the pod's container as the API server has it."""
+        raw = self.kube.get(f"/api/v1/namespaces/{self.namespace}/pods/{pool}-{ordinal}")
+        return list(raw["spec"]["containers"][0]["args"]) if raw is not None else []
+
     def holders(self, ref: str) -> set[int]:
         return {ordinal for ordinal in self.pods() if self.held(ordinal).get(ref) in ("host", "device")}
 
