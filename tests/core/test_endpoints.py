@@ -77,3 +77,11 @@ def test_a_malformed_slice_is_one_kind_of_error(index: int) -> None:
     BREAKS[index](manifest)
     with pytest.raises(InvalidName, match="malformed EndpointSlice"):
         from_slice(manifest)
+
+
+def test_epoch_is_read_from_a_label_where_there_is_no_annotation() -> None:
+    """Kubernetes copies a Service's labels to its slices, but none of its annotations."""
+    raw = to_slice(ENDPOINT)
+    del raw["metadata"]["annotations"]
+    raw["metadata"]["labels"]["loraplane.dev/credential-epoch"] = "3"
+    assert [each.epoch for each in from_slice(raw)] == [3]

@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from loraplane_core import placement
+from loraplane_core.labels import ANNOTATION_EPOCH
+from loraplane_core.resources.documents import parse_document
+from loraplane_core.resources.pool import BaseModelPool
 from loraplane_operator.actions import (
     ApplyWorkload,
     DeleteWorkload,
@@ -17,12 +20,14 @@ from loraplane_operator.actions import (
     SetStatus,
     Warm,
 )
+from loraplane_operator.objects import pool_object
 from loraplane_operator.plan import plan
 from loraplane_operator.plan.conditions import rfc3339
 from loraplane_operator.plan.departures import LEAVE_SECONDS
 from loraplane_operator.plan.rollout import workload_spec
 from loraplane_operator.words import BaseLocation, Memory, Wait, World
 from tests.operator.plans import HOME, condition, of, status
+from tests.operator.system import pool_manifest
 from tests.operator.worlds import (
     NOW,
     POOL,
@@ -291,3 +296,25 @@ def test_nothing_is_loaded_on_a_replica_that_does_not_answer_yet_o61() -> None:
     seen = world(workloads={POOL: (replica(0, ready=False), replica(1, ready=False))}, engines={})
     assert of(Warm, seen) == []
     assert condition(seen, "Progressing", "BaseModelPool") == ("True", "Starting")
+
+
+@pytest.mark.parametrize(("text", "epoch"), [(None, 1), ("2", 2), ("0", None), ("two", None), ("02", None)])
+def test_epoch_comes_from_the_annotation_of_the_pool(text: str | None, epoch: int | None) -> None:
+    annotations = {} if text is None else {ANNOTATION_EPOCH: text}
+    manifest = pool_manifest(image="x", resources={"limits": {"cpu": 2}}, podTemplate={"spec": {"nodeName": "n"}})
+    manifest["metadata"]["annotations"] = annotations
+    resource = parse_document(manifest, where="test")
+    assert isinstance(resource, BaseModelPool)
+    seen = pool_object(resource, {})
+    assert seen.epoch == epoch
+    assert (seen.image, seen.resources) == ("x", (("limits", "cpu", "2"),))
+    assert seen.pod_template == '{"spec": {"nodeName": "n"}}'
+
+
+def test_epoch_that_cannot_be_read_changes_no_credentials() -> None:
+    running = (replica(0, epoch=3), replica(1, epoch=3))
+    seen = world(pools={POOL: pool(epoch=None)}, workloads={POOL: running})
+    spec = workload_spec(seen, pool(epoch=None))
+    assert spec is not None
+    assert (spec.epoch, spec.accepted_epoch) == (3, 3)
+    assert condition(seen, "Degraded", "BaseModelPool") == ("True", "InvalidEpoch")
