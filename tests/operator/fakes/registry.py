@@ -147,7 +147,10 @@ class FakeRegistry(Served):
         if request.query["versions"] == "delete":
             await self.remove((entry.tenant, entry.adapter))
         else:
-            await self.put(msgspec.structs.replace(_weighted(entry, {}), claim_uid="", claim_ref=""))
+            free = msgspec.structs.replace(
+                _weighted(entry, {}), claim_uid="", claim_ref="", source_hash="", source_version=0
+            )
+            await self.put(free)
         return answer({})
 
     async def _register(self, request: web.Request) -> web.Response:
