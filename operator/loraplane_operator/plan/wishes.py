@@ -8,7 +8,6 @@ requests, and the one that shall become active once it is warm. Whether there is
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from loraplane_core import placement
 from loraplane_core.errors import InvalidName
@@ -120,15 +119,9 @@ def _wish(world: World, adapter: Adapter, holder: AdapterObject | None) -> Wish 
     replicas: tuple[ReplicaId, ...] = ()
     if pool is not None and any(target.refusal is None for target in targets):
         count = holder.warm_replicas if holder else adapter.warm_replicas
-        replicas = _order(adapter.tenant, adapter.adapter, tuple(placement_ids(world, pool)))[:count]
+        replicas = tuple(placement.order(adapter.tenant, adapter.adapter, placement_ids(world, pool))[:count])
     pinned = holder.pinned if holder else adapter.pinned
     return Wish(pool=ref, replicas=replicas, pinned=pinned, holder=holder, adapter=adapter, targets=targets)
-
-
-@lru_cache(maxsize=1 << 14)
-def _order(tenant: str, adapter: str, replicas: tuple[ReplicaId, ...]) -> tuple[ReplicaId, ...]:
-    """The order costs a hash per replica, and is asked for every adapter in every pass."""
-    return tuple(placement.order(tenant, adapter, replicas))
 
 
 def _targets(world: World, adapter: Adapter, ref: PoolRef, pool: PoolObject | None, namespace: str) -> Iterator[Target]:
