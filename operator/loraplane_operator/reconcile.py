@@ -182,7 +182,8 @@ class Reconciler:
         if seen.workloads is not None:
             self._fleet.sync(replica for replicas in seen.workloads.values() for replica in replicas)
         engines, registry = self._fleet.engines(), self._feed.view()
-        uids = frozenset([obj.meta.uid for obj in seen.adapters] + [pool.meta.uid for pool in seen.pools.values()])
+        metas = [obj.meta for obj in seen.adapters] + [pool.meta for pool in seen.pools.values()]
+        uids = frozenset([meta.uid for meta in metas] + list(seen.unreadable.values()))
         self._notebook.learn(engines.values(), uids, registry)
         metrics.OBJECTS.labels(POOL_KIND).set(len(seen.pools))
         metrics.OBJECTS.labels(ADAPTER_KIND).set(len(seen.adapters))
@@ -196,6 +197,7 @@ class Reconciler:
             engines=engines,
             registry=registry,
             memory=self._notebook.view(),
+            unreadable=seen.unreadable,
             namespaces=seen.namespaces,
             pool_namespaces=seen.pool_namespaces,
             artifacts_url=self._artifacts_url,

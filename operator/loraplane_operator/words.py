@@ -213,6 +213,7 @@ class World:
     engines: Mapping[ReplicaId, Engine] = field(default_factory=dict)
     registry: RegistryView | None = None
     memory: Memory = field(default_factory=Memory)
+    unreadable: Mapping[ObjectRef, str] = field(default_factory=dict)  # objects that exist, by uid, but not as words
     namespaces: frozenset[str] | None = None  # the ones observed; None = all
     pool_namespaces: frozenset[str] | None = None  # those of them where pools are honoured; None = all
     artifacts_url: str = ""

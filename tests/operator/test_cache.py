@@ -107,3 +107,11 @@ def test_any_order_of_the_same_history_ends_alike(order: list[int], gone_after: 
             cache.drop(REF, "u1")
         cache.put("Thing", thing(version, spec=version))
     assert cache.views("Thing") == ([] if gone_after < 7 else [7])
+
+
+def test_an_object_that_cannot_be_read_is_told_with_its_uid() -> None:
+    cache = Cache({"LoRAAdapter": lambda raw: None})
+    cache.put("LoRAAdapter", {"metadata": {"namespace": "a", "name": "x", "uid": "u1", "resourceVersion": "5"}})
+    assert cache.views("LoRAAdapter") == []
+    assert cache.unreadable("LoRAAdapter") == {ObjectRef("LoRAAdapter", "a", "x"): "u1"}
+    assert cache.unreadable("BaseModelPool") == {}

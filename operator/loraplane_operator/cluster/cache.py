@@ -47,6 +47,10 @@ class Cache:
         found = sorted((ref, entry.view) for ref, entry in self._entries.items() if ref.kind == kind)
         return [view for _, view in found if view is not None]
 
+    def unreadable(self, *kinds: str) -> dict[ObjectRef, str]:
+        """Objects without a view, with their uids."""
+        return {ref: entry.uid for ref, entry in self._entries.items() if entry.view is None and ref.kind in kinds}
+
     def put(self, kind: str, raw: dict[str, Any]) -> bool:
         """Take over a report; returns whether the view changed."""
         ref, metadata = ref_of(kind, raw), raw["metadata"]

@@ -129,6 +129,7 @@ class KubernetesCluster:
             adapters=tuple(self._cache.views(ADAPTER.name)),
             bases={ref: locate_base(pool) for ref, pool in pools.items()},
             workloads=pods.workloads(self._cache.views(STATEFUL_SET.name), self._cache.views(POD.name)),
+            unreadable=self._cache.unreadable(POOL.name, ADAPTER.name),
             namespaces=frozenset(self._namespaces),
         )
 

@@ -4,7 +4,7 @@ Every method has a deadline of its own and raises a LoraplaneError when the clus
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from loraplane_core.identity import PoolRef
@@ -22,6 +22,8 @@ class Observation:
     bases: Mapping[PoolRef, BaseLocation]
     workloads: Mapping[PoolRef, tuple[Replica, ...]] | None
     namespaces: frozenset[str] | None = None  # None = all
+    #: Objects that exist, by uid, and cannot be read: nothing of theirs may be taken for an orphan.
+    unreadable: Mapping[ObjectRef, str] = field(default_factory=dict)
     pool_namespaces: frozenset[str] | None = None  # those of them where pools are honoured; None = all
 
 

@@ -93,7 +93,7 @@ def plan_orphan_claims(world: World) -> list[Action]:
     registry = world.registry
     if registry is None or not registry.live:
         return []
-    alive = {obj.meta.uid for obj in world.adapters}
+    alive = {obj.meta.uid for obj in world.adapters} | set(world.unreadable.values())
     return [
         ReleaseClaim(entry.claim_uid, "retain", why=f"object {entry.claim_ref} no longer exists")
         for _, entry in sorted(registry.adapters.items())

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from loraplane_core.identity import PoolRef
+from loraplane_core.labels import POOL_KIND
 from loraplane_core.resources.reasons import Reason
 from loraplane_core.wire.registry import PoolReport
 from loraplane_operator.actions import (
@@ -9,6 +11,7 @@ from loraplane_operator.actions import (
     ApplyWorkload,
     DeleteWorkload,
     Note,
+    ObjectRef,
     RemoveReport,
     ReportPool,
     RestartReplica,
@@ -50,16 +53,19 @@ _BOUNDS = {"leave": LEAVE_SECONDS, "start": STALL_SECONDS}
 
 def plan_orphan_workloads(world: World) -> list[Action]:
     """Workloads and reports of pools that no longer exist, for example because their state was lost."""
+
+    def orphaned(ref: PoolRef) -> bool:
+        exists = ref in world.pools or ObjectRef(POOL_KIND, *ref) in world.unreadable
+        return not exists and world.watched(ref.namespace)
+
     gone: list[Action] = [
-        DeleteWorkload(ref, why="its pool does not exist")
-        for ref in sorted(world.workloads or {})
-        if ref not in world.pools and world.watched(ref.namespace)
+        DeleteWorkload(ref, why="its pool does not exist") for ref in sorted(world.workloads or {}) if orphaned(ref)
     ]
     if world.registry is not None and world.registry.live:
         gone += [
             RemoveReport(ref, why="its pool does not exist")
             for ref, report in sorted(world.memory.reports.items())
-            if report is not None and ref not in world.pools and world.watched(ref.namespace)
+            if report is not None and orphaned(ref)
         ]
     return gone
 
