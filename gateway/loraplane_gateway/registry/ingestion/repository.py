@@ -16,8 +16,7 @@ _ENQUEUE = text("""
 # One at a time, oldest first, only when its pool knows its base. A taken row is invisible to the next taker by
 # its lease; a lease that ran out belongs to a registry that is gone.
 _TAKE = text("""
-    UPDATE ingestions SET attempts = n.attempts + 1, lease_until = now() + make_interval(secs => :seconds)
-    FROM (
+    WITH n AS MATERIALIZED (  -- once: a plan may run a subquery again for each row that it joins, and take several
         SELECT i.tenant_id, i.adapter, i.version, i.source, i.expected_digest, i.verify, i.attempts,
                v.rank, v.base_model, v.state, p.namespace, p.name
         FROM ingestions i
@@ -27,7 +26,9 @@ _TAKE = text("""
         WHERE p.base_digest <> '' AND p.config <> '{}'::jsonb AND (i.lease_until IS NULL OR i.lease_until < now())
         ORDER BY i.queued_at, i.tenant_id, i.adapter, i.version
         LIMIT 1 FOR UPDATE OF i SKIP LOCKED
-    ) n
+    )
+    UPDATE ingestions SET attempts = n.attempts + 1, lease_until = now() + make_interval(secs => :seconds)
+    FROM n
     WHERE ingestions.tenant_id = n.tenant_id AND ingestions.adapter = n.adapter AND ingestions.version = n.version
     RETURNING n.*""")
 _DELAY = text("""
