@@ -150,7 +150,7 @@ def test_a_hung_engine_delays_no_adapter_of_the_others_and_is_named_o5(system: S
     os.kill(hung.pid, signal.SIGSTOP)
     try:
         for name in (here, *elsewhere):
-            system.adapter(name, source="pirate")
+            system.adapter(name, source="pirate", deletionPolicy="Delete")  # later tests count what is registered
         assert system.until_ready(*elsewhere, seconds=20) <= 10
         until(lambda: f"{system.namespace}/{POOL}/0" in _told(system, here), 20, lambda: system.explain(here))
     finally:

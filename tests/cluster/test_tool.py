@@ -244,8 +244,10 @@ def test_a_watch_from_before_a_compaction_is_gone(cluster: Cluster, kube: Kube, 
     for number in range(3):
         kube.call("POST", path, {"metadata": {"name": f"later-{number}"}})
     cluster.compact_etcd()
-    event = kube.call("GET", f"{path}?watch=true&resourceVersion={old}&timeoutSeconds=2")
-    assert event["object"]["code"] == 410
+    watch = f"{path}?watch=true&resourceVersion={old}&timeoutSeconds=2"
+    command = [str(cluster.kubectl), "--kubeconfig", str(cluster.kubeconfig), "get", "--raw", watch]
+    events = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.splitlines()
+    assert json.loads(events[0])["object"]["code"] == 410
 
 
 @pytest.mark.slow
