@@ -161,11 +161,9 @@ class Executor:
                 await self._cluster.patch_status(ref, uid, status)
                 self._fault("between/SetStatus")
                 self._notebook.status_written[uid] = self._clock()
-                for note in action.notes:
-                    await self._cluster.emit(note)
+                await self._tell(action.notes)
             case SetFinalizer(ref=ref, uid=uid, present=present):
-                for note in action.notes:
-                    await self._cluster.emit(note)
+                await self._tell(action.notes)
                 self._fault("between/SetFinalizer")
                 await self._cluster.set_finalizer(ref, uid, present)
             case Warm() | Mark() | Withdraw():

@@ -22,9 +22,8 @@ class Notebook:
         self.failures: dict[Action, Failure] = {}
         self.residue_since: dict[Residue, float] = {}
         self.status_written: dict[str, float] = {}
-        self._heard: dict[
-            ReplicaId, Engine
-        ] = {}  # what was taken over already; engines that tell nothing new cost nothing
+        #: What was taken over already; engines that tell nothing new cost nothing.
+        self._heard: dict[ReplicaId, Engine] = {}
         self.applied: dict[PoolRef, WorkloadSpec] = {}
         self.waits: dict[Wait, float] = {}
 
