@@ -20,7 +20,7 @@ from loraplane_operator.words import AdapterObject, PoolObject
 from tests.cluster.desk import Desk, open_desk
 from tests.cluster.install import crds
 from tests.cluster.kube import Kube, Refused
-from tests.cluster.port_bench import KubeBench
+from tests.cluster.port_desk import KubeBench
 from tests.cluster.services import until
 from tests.cluster.tool import Cluster
 from tests.core.resource_table import IMMUTABLE, ROWS, UPDATES, Row, adapter, pool

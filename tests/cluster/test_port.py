@@ -18,7 +18,7 @@ from loraplane_core.labels import ADAPTER_KIND, FINALIZER
 from loraplane_operator.actions import Note, ObjectRef, WorkloadSpec
 from loraplane_operator.words import AdapterObject
 from tests.cluster.install import SERVICE_ACCOUNT
-from tests.cluster.port_bench import KubeBench, Proxy, through
+from tests.cluster.port_desk import KubeBench, Proxy, through
 from tests.cluster.system import ClusterAccess
 from tests.cluster.tool import Cluster
 from tests.operator import port_contract as contract

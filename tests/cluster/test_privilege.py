@@ -13,7 +13,7 @@ from loraplane_operator.cluster import recorder
 from loraplane_operator.cluster.kinds import KINDS
 from tests.cluster.audit import Right, check_audit, rights
 from tests.cluster.install import SERVICE_ACCOUNT, manifests, role_rules, user_of
-from tests.cluster.port_bench import KubeBench
+from tests.cluster.port_desk import KubeBench
 from tests.cluster.system import ClusterAccess
 from tests.operator import port_contract as contract
 from tests.operator.eventually import eventually

@@ -1,4 +1,6 @@
-"""A KubernetesCluster over the real API server, watching with its own ServiceAccount, and its user: the admin."""
+"""The desk of the port contract on Kubernetes: a KubernetesCluster over the real API server, watching with its own
+ServiceAccount, and its user, the admin.
+"""
 
 import asyncio
 import contextlib
