@@ -1,4 +1,4 @@
-"""`loraplane-gateway registry | data | migrate`."""
+"""`loraplane-gateway registry | data | migrate | role-keys`."""
 
 import argparse
 import os
@@ -28,12 +28,18 @@ def _parser() -> argparse.ArgumentParser:
     for flag in _FLAGS:
         registry.add_argument(f"--{flag}", help=f"as LORAPLANE_{flag.upper().replace('-', '_')}")
     migrate = commands.add_parser("migrate", help="bring the database to this release's schema, as its owner")
-    migrate.add_argument("--owner-url", help=f"postgresql:// URL of the owner; better from ${OWNER_URL}")
+    migrate.add_argument("--owner-url", help=f"postgresql:// URL of the owner; better from ${OWNER_URL} or a file")
+    migrate.add_argument("--owner-url-file", type=Path, help="a file with that URL")
     migrate.add_argument(
         "--create-roles", action="store_true", help="make the two service roles or renew their passwords"
     )
     migrate.add_argument("--registry-password-file", type=Path)
     migrate.add_argument("--data-password-file", type=Path)
+    roles = commands.add_parser(
+        "role-keys", help="derive what a data gateway may hold, and nothing more, of the master"
+    )
+    roles.add_argument("--master-key-file", type=Path, required=True)
+    roles.add_argument("--into", type=Path, required=True, help="folder for data.key and state.key")
     return parser
 
 
@@ -42,8 +48,10 @@ def _migrate(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> 
     from loraplane_gateway.db.roles import create_roles
 
     owner_url = arguments.owner_url or os.environ.get(OWNER_URL)
+    if arguments.owner_url_file is not None:
+        owner_url = arguments.owner_url_file.read_text().strip()
     if not owner_url:
-        parser.error(f"migrate needs --owner-url or ${OWNER_URL}")
+        parser.error(f"migrate needs --owner-url, --owner-url-file or ${OWNER_URL}")
     if arguments.create_roles:
         if arguments.registry_password_file is None or arguments.data_password_file is None:
             parser.error("--create-roles needs --registry-password-file and --data-password-file")
@@ -60,12 +68,13 @@ def _registry(arguments: argparse.Namespace) -> int:
     from pydantic import ValidationError
 
     from loraplane_gateway.registry.main import run
+    from loraplane_gateway.secret_files import secret_files
     from loraplane_gateway.settings import RegistrySettings
 
     names = [flag.replace("-", "_") for flag in _FLAGS]
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     try:
-        settings = RegistrySettings(**given)
+        settings = RegistrySettings(**secret_files(), **given)
     except ValidationError as error:
         for problem in error.errors(include_input=False, include_url=False):
             name = "".join(f"LORAPLANE_{str(part).upper()}: " for part in problem["loc"])
@@ -74,11 +83,28 @@ def _registry(arguments: argparse.Namespace) -> int:
     return run(settings)
 
 
+def _role_keys(arguments: argparse.Namespace) -> int:
+    from loraplane_core.credentials import read_key, role_key
+
+    try:
+        master = read_key(arguments.master_key_file)
+    except ValueError as error:
+        print(f"loraplane-gateway role-keys: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    for role in ("data", "state"):
+        file = arguments.into / f"{role}.key"
+        file.touch(mode=0o600)
+        file.write_text(role_key(master, role).hex())
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.command == "migrate":
         return _migrate(arguments, parser)
+    if arguments.command == "role-keys":
+        return _role_keys(arguments)
     if arguments.command == "registry":
         return _registry(arguments)
     from loraplane_gateway.data.main import run

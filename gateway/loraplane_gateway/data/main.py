@@ -16,6 +16,7 @@ from loraplane_core.files import write_ports
 from loraplane_gateway.data.app import App, running
 from loraplane_gateway.data.settings import DataSettings
 from loraplane_gateway.listener import JsonH11Protocol
+from loraplane_gateway.secret_files import secret_files
 
 log = logging.getLogger("loraplane.data")
 HEADERS_MAX = 64 << 10
@@ -41,7 +42,7 @@ def run() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        settings = DataSettings.model_validate({})  # from the environment
+        settings = DataSettings(**secret_files())  # and from the environment
     except ValidationError as error:
         print(f"loraplane-gateway data: {error}", file=sys.stderr)  # noqa: T201
         return 2
