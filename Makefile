@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
 .PHONY: help install model demo up down check lint types imports drift test check-slow check-cluster \
-	cluster-up cluster-down cluster-shell bench-engine pins clean
+	images cluster-up cluster-down cluster-shell bench-engine pins clean
 
 help: ## Show what can be made
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ check-cluster: $(VENV)/.stamp model ## Tests on a real control plane and with re
 
 check-slow: $(VENV)/.stamp model ## Kill loops and other long tests on a cluster of their own, ≤ 20 minutes
 	@$(CLUSTER) run --name check-slow -- $(BIN)/pytest -q -m slow
+
+images: $(VENV)/.stamp ## OCI archives of images/ without a docker daemon; needs root and Debian; prints their paths
+	@$(BIN)/python -m tests.cluster.images
 
 cluster-up: $(VENV)/.stamp ## Leave a control plane running; prints KUBECONFIG (LEVEL=node: with real pods)
 	@$(CLUSTER) up $(if $(LEVEL),--level $(LEVEL))

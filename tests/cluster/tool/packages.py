@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.cluster.tool.errors import ClusterError
@@ -20,13 +21,13 @@ _NEEDS = {
 }
 
 
-def install() -> None:
-    """Says what it installs. Needs the package mirror, so outside of the namespace."""
-    missing = [package for package, file in _NEEDS.items() if not file.exists()]
+def install(needs: Mapping[str, Path] = _NEEDS) -> None:
+    """Says what it installs: the packages whose file is missing. Needs the mirror, so outside of the namespace."""
+    missing = [package for package, file in needs.items() if not file.exists()]
     if not missing:
         return
     if shutil.which("apt-get") is None:
-        raise ClusterError(f"real pods need {', '.join(missing)}, and there is no apt-get to install them")
+        raise ClusterError(f"this needs {', '.join(missing)}, and there is no apt-get to install them")
     print(f"installing {', '.join(missing)} with apt-get", file=sys.stderr, flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update", "-qq"], ["install", "-qq", "-y", "--no-install-recommends", *missing]):
