@@ -257,7 +257,7 @@ def simulation(parts: dict[str, Any]) -> Simulation:
 
 @settings(max_examples=40, deadline=None)
 @given(simulations(), st.randoms(use_true_random=False), st.randoms(use_true_random=False))
-def test_every_order_of_actions_reaches_the_same_end(
+def test_every_order_of_actions_reaches_the_same_end_o23(
     parts: dict[str, Any], one: random.Random, other: random.Random
 ) -> None:
     first, second = simulation(parts), simulation(parts)
@@ -268,7 +268,7 @@ def test_every_order_of_actions_reaches_the_same_end(
 
 @settings(max_examples=40, deadline=None)
 @given(simulations(), st.randoms(use_true_random=False))
-def test_the_end_is_what_the_objects_and_the_registry_wish(parts: dict[str, Any], order: random.Random) -> None:
+def test_the_end_is_what_the_objects_and_the_registry_wish_o23(parts: dict[str, Any], order: random.Random) -> None:
     end = simulation(parts)
     end.run(order)
     deleted = {name for name, obj in parts["objects"].items() if obj.meta.deleting_since is not None}
@@ -296,7 +296,7 @@ def test_the_end_is_what_the_objects_and_the_registry_wish(parts: dict[str, Any]
 
 @settings(max_examples=40, deadline=None)
 @given(simulations(), st.randoms(use_true_random=False))
-def test_planning_twice_gives_the_same_plan_whatever_the_order_of_what_is_seen(
+def test_planning_twice_gives_the_same_plan_whatever_the_order_of_what_is_seen_o23(
     parts: dict[str, Any], order: random.Random
 ) -> None:
     seen = simulation(parts).world()
