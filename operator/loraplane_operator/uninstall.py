@@ -1,0 +1,174 @@
+"""What must happen before a release goes: `python -m loraplane_operator.uninstall`, the chart's pre-delete hook.
+
+The operator is stopped first, for it would put its finalizer back. Then engines end and finalizers come off, so
+that pools and adapters, which stay, can be deleted with nobody there to let them go. Claims that they hold are
+released by the next installation, which finds that their objects are gone.
+"""
+
+import argparse
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from loraplane_core.errors import Conflict, Forbidden, LoraplaneError, NotFound, Unavailable
+from loraplane_core.labels import FINALIZER, POOL_KIND
+from loraplane_operator import logs
+from loraplane_operator.cluster.kinds import ADAPTER, POOL, STATEFUL_SET, Kind
+from loraplane_operator.cluster.manifests import secret_name
+
+log = logging.getLogger(__name__)
+POLL_SECONDS = 0.5
+#: Taken off again at once, or by the next pass; more passes than this, and somebody else puts it there.
+_PASSES = 20
+
+
+class Api(Protocol):
+    """What of the Kubernetes API is used here; KubeApi has it."""
+
+    async def list_items(self, path: str, **query: str) -> tuple[list[dict[str, Any]], str]: ...
+
+    async def merge(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+
+    async def change(self, path: str, *operations: Mapping[str, Any]) -> dict[str, Any]: ...
+
+    async def delete(self, path: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Options:
+    namespaces: tuple[str, ...]  # where adapters and pools may be
+    pool_namespaces: tuple[str, ...]  # where engines may be, some of these
+    operator: str  # NAMESPACE/NAME of its Deployment
+    operator_selector: str  # of its pods
+    deadline: float  # seconds, for all of it
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    parser = argparse.ArgumentParser(prog="python -m loraplane_operator.uninstall", description=__doc__)
+    parser.add_argument("--namespace", action="append", required=True, dest="namespaces", help="may be repeated")
+    parser.add_argument("--pool-namespace", action="append", default=[], dest="pool_namespaces", help="default: all")
+    parser.add_argument("--operator", required=True, help="NAMESPACE/NAME of its Deployment")
+    parser.add_argument("--operator-selector", required=True, help="label selector of its pods")
+    parser.add_argument("--deadline", type=float, default=120.0, help="seconds")
+    values = vars(parser.parse_args(arguments))
+    if values["operator"].count("/") != 1:
+        parser.error("--operator reads NAMESPACE/NAME")
+    values["namespaces"] = tuple(values["namespaces"])
+    values["pool_namespaces"] = tuple(values["pool_namespaces"]) or values["namespaces"]
+    return Options(**values)
+
+
+async def uninstall(api: Api, options: Options) -> None:
+    """Raises TimeoutError past the deadline, LoraplaneError when the API server refuses for good."""
+    async with asyncio.timeout(options.deadline):
+        await _stop_operator(api, options)
+        for namespace in options.pool_namespaces:
+            await _stop_engines(api, namespace)
+        for namespace in options.namespaces:
+            for kind in (ADAPTER, POOL):
+                await _release(api, kind, namespace)
+
+
+async def _stop_operator(api: Api, options: Options) -> None:
+    namespace, _, name = options.operator.partition("/")
+    deployment = f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}"
+    try:
+        await api.merge(deployment, {"spec": {"replicas": 0}})
+    except NotFound:
+        log.info("there is no operator", extra={"operator": options.operator})
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    while (await api.list_items(pods, labelSelector=options.operator_selector))[0]:  # noqa: ASYNC110 - not ours
+        await asyncio.sleep(POLL_SECONDS)
+    log.info("the operator has stopped", extra={"operator": options.operator})
+
+
+async def _stop_engines(api: Api, namespace: str) -> None:
+    """Only what a pool owns; the rest of a pool has its name."""
+    sets, _ = await api.list_items(STATEFUL_SET.path(namespace), labelSelector=STATEFUL_SET.selector)
+    for raw in sets:
+        name = raw["metadata"]["name"]
+        if any(owner["kind"] == POOL_KIND for owner in raw["metadata"].get("ownerReferences") or ()):
+            for path in _workload(namespace, name):
+                await api.delete(path)
+            log.info("engines end", extra={"pool": f"{namespace}/{name}"})
+
+
+def _workload(namespace: str, pool: str) -> Iterator[str]:
+    yield STATEFUL_SET.path(namespace, pool)
+    yield f"/api/v1/namespaces/{namespace}/services/{pool}"
+    yield f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/{pool}"
+    yield f"/api/v1/namespaces/{namespace}/secrets/{secret_name(pool)}"
+
+
+async def _release(api: Api, kind: Kind, namespace: str) -> None:
+    """Take our finalizer off every object of the kind. Without the CRD there are none."""
+    for _ in range(_PASSES):
+        try:
+            items, _ = await api.list_items(kind.path(namespace))
+        except NotFound:
+            return
+        held = [raw["metadata"] for raw in items if FINALIZER in (raw["metadata"].get("finalizers") or ())]
+        if not held:
+            return
+        for metadata in held:
+            await _take_off(api, kind.path(namespace, metadata["name"]), metadata["finalizers"])
+        log.info("finalizers are off", extra={"kind": kind.name, "namespace": namespace, "objects": len(held)})
+    raise Unavailable(f"{kind.name} in {namespace}: the finalizer comes back; does another operator run?")
+
+
+async def _take_off(api: Api, path: str, finalizers: Sequence[str]) -> None:
+    """A compare-and-set: finalizers of others are never lost. What changed meanwhile is left to the next pass."""
+    rest = [name for name in finalizers if name != FINALIZER]
+    try:
+        await api.change(
+            path,
+            {"op": "test", "path": "/metadata/finalizers", "value": list(finalizers)},
+            {"op": "replace", "path": "/metadata/finalizers", "value": rest},
+        )
+    except (Conflict, NotFound):
+        log.info("changed meanwhile", extra={"path": path})
+
+
+async def run(api: Api, options: Options) -> int:
+    """As `uninstall`, again while the API server is away or has not yet read the Role that was made a moment ago."""
+    until = time.monotonic() + options.deadline
+    while True:
+        try:
+            await uninstall(api, options)
+        except (Unavailable, Forbidden) as error:
+            if time.monotonic() + POLL_SECONDS > until:
+                log.critical("not finished", extra={"error": error.message})
+                return 1
+            log.warning("trying again", extra={"error": error.message})
+            await asyncio.sleep(POLL_SECONDS)
+        except (LoraplaneError, TimeoutError) as error:
+            log.critical("not finished", extra={"error": getattr(error, "message", "past the deadline")})
+            return 1
+        else:
+            log.info("pools and adapters stay, and can be deleted at any time")
+            return 0
+
+
+async def _main(options: Options) -> int:
+    from loraplane_operator.cluster.kube_api import KubeApi
+
+    api = await KubeApi.connect()
+    try:
+        return await run(api, options)
+    finally:
+        await api.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when nothing can hang any more, 1 when something still may."""
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    logs.configure()
+    return asyncio.run(_main(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
