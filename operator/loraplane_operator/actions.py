@@ -245,12 +245,14 @@ class Note:
 
 @dataclass(frozen=True)
 class SetStatus:
-    """Replace an object's status; the notes tell what changed and are emitted after it was written."""
+    """Replace an object's status; the notes tell what changed and are emitted after it was written.
+    One that is `passing` is written only if it still holds after a moment."""
 
     ref: ObjectRef
     uid: str
     status: Mapping[str, Any]
     notes: tuple[Note, ...] = field(default=(), compare=False)
+    passing: bool = field(default=False, compare=False)
     why: str = field(default="", compare=False)
 
     @property

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import fields
 
 from loraplane_core import credentials
 from loraplane_core.errors import LoraplaneError, render
@@ -41,6 +40,7 @@ from loraplane_operator.faults import Fault
 from loraplane_operator.lanes import Lanes
 from loraplane_operator.notebook import Notebook
 from loraplane_operator.registry.client import RegistryClient
+from loraplane_operator.subjects import Subjects
 from loraplane_operator.words import Failure
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,9 @@ log = logging.getLogger(__name__)
 RETRY = Backoff(first=0.5, cap=30.0)
 #: The feed and /state show an effect well within this; until then an equal action would only repeat it.
 SETTLE_SECONDS = 1.0
+#: A status that may be over in a moment is written after this long: a burst of objects costs one write each,
+#: not one per phase, and a restart of the operator, which has heard no engine yet, none at all.
+PASSING_SECONDS = 5.0
 #: A bound over every deadline below it, so that no lane stays busy for ever.
 ACTION_SECONDS = 90.0
 
@@ -66,6 +69,7 @@ class Executor:
         wake: Callable[[], None],
         clock: Callable[[], float] = time.time,
         fault: Fault = faults.none,
+        subjects: Subjects | None = None,
     ) -> None:
         self._cluster = cluster
         self._registry = registry
@@ -74,26 +78,36 @@ class Executor:
         self._master = master
         self._clock = clock
         self._fault = fault
+        self._subjects = subjects or Subjects()
         self._settling: dict[Action, float] = {}
+        self._passing: dict[str, float] = {}  # lanes of statuses that are held back -> since when
         self._lanes = Lanes(self._run, wake)
 
     def submit(self, actions: tuple[Action, ...]) -> float | None:
         """Start what is due; returns when the next of the others becomes due, if time alone decides it."""
         now = self._clock()
         self._settling = {action: until for action, until in self._settling.items() if until > now}
+        passing = (action.lane for action in actions if isinstance(action, SetStatus) and action.passing)
+        self._passing = {lane: self._passing.get(lane, now) for lane in passing}
         ready: list[Action] = []
         due: list[float] = []
         for action in actions:
-            failure = self._notebook.failures.get(action)
-            held = max(self._settling.get(action, 0.0), failure.retry_at if failure else 0.0)
             if self._lanes.busy(action.lane):
                 continue  # its end wakes the loop
+            held = self._held_until(action)
             if held > now:
                 due.append(held)
             else:
                 ready.append(action)
         self._lanes.want(ready)
         return min(due, default=None)
+
+    def _held_until(self, action: Action) -> float:
+        failure = self._notebook.failures.get(action)
+        settled = max(self._settling.get(action, 0.0), failure.retry_at if failure else 0.0)
+        if isinstance(action, SetStatus) and action.passing:
+            return max(settled, self._passing[action.lane] + PASSING_SECONDS)
+        return settled
 
     def oldest_seconds(self) -> float:
         """For how long the action that waits longest for its turn has been waiting."""
@@ -107,9 +121,10 @@ class Executor:
         """What runs may finish within `grace` seconds."""
         await self._lanes.close(grace)
 
-    async def _run(self, action: Action) -> None:
+    async def _run(self, action: Action) -> bool:
+        """Whether it succeeded."""
         kind = type(action).__name__
-        described = {"phase": "execute", "action": kind, "why": action.why, **_subject(action)}
+        described = {"phase": "execute", "action": kind, "why": action.why, **self._subjects.of(action)}
         if action in self._notebook.failures:
             metrics.RETRIES.labels(kind).inc()
         started = time.monotonic()
@@ -128,8 +143,10 @@ class Executor:
             self._notebook.failures.pop(action, None)
             self._settling[action] = self._clock() + SETTLE_SECONDS
             log.info("done", extra={**described, "seconds": round(time.monotonic() - started, 3)})
+            return True
         finally:
             metrics.PHASE_SECONDS.labels(kind).observe(time.monotonic() - started)
+        return False
 
     def _failed(self, action: Action, error: Exception, described: dict[str, str]) -> None:
         metrics.ACTIONS.labels(described["action"], "failed").inc()
@@ -246,11 +263,3 @@ class Executor:
             admin=accepted("admin"),
             fetch=accepted("fetch")[0],
         )
-
-
-def _subject(action: Action) -> dict[str, str]:
-    """Whom an action is about, as log fields."""
-    told = ("ref", "uid", "tenant", "pool", "replica", "id")
-    named = {each.name: getattr(action, each.name) for each in fields(action) if each.name in told}
-    renamed = {{"ref": "object", "id": "adapter"}.get(name, name): str(value) for name, value in named.items()}
-    return renamed | ({"pool": str(action.spec.pool)} if isinstance(action, ApplyWorkload | RestartReplica) else {})

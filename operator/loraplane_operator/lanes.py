@@ -17,21 +17,27 @@ WIDTHS = {"engine": 8, "registry": 8, "finalizer": 8, "status": 8, "workload": 8
 
 
 class Lanes:
-    """Owns the tasks of running actions; `run` must not raise. `ended` is called after each."""
+    """Owns the tasks of running actions; `run` must not raise, and tells whether it succeeded. `ended` is called
+    after each.
+
+    Whoever has had work for longest goes first, so that of a thousand new objects the first are finished before
+    the last are begun. A lane that failed goes to the end: what cannot succeed keeps nobody waiting.
+    """
 
     def __init__(
         self,
-        run: Callable[[Action], Awaitable[None]],
+        run: Callable[[Action], Awaitable[bool]],
         ended: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = run
         self._ended = ended
         self._clock = clock
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Task[bool]] = {}
         self._at_work: Counter[str] = Counter()  # running actions by gate
         self._waiting: dict[str, dict[str, Action]] = {}  # by gate, then by lane, the longest waiting first
         self._since: dict[str, float] = {}  # lane -> when it began to wait
+        self._turns: dict[str, float] = {}  # lane -> since when it has had work, without a failure
         self._closed = False
 
     def busy(self, lane: str) -> bool:
@@ -48,8 +54,9 @@ class Lanes:
             if action.lane not in self._running:
                 wanted.setdefault(action.lane, action)
         self._since = {lane: self._since.get(lane, now) for lane in wanted}
+        self._turns = {lane: self._turns.get(lane, now) for lane in [*wanted, *self._running]}
         self._waiting = {}
-        for lane in sorted(wanted, key=self._since.__getitem__):
+        for lane in sorted(wanted, key=self._turns.__getitem__):
             self._waiting.setdefault(gate(wanted[lane]), {})[lane] = wanted[lane]
         for name in list(self._waiting):
             self._fill(name)
@@ -85,10 +92,12 @@ class Lanes:
         self._at_work[name] += 1
         task = asyncio.ensure_future(self._run(action))
         self._running[lane] = task
-        task.add_done_callback(lambda _: self._end(name, lane))
+        task.add_done_callback(lambda ended: self._end(name, lane, ended))
 
-    def _end(self, name: str, lane: str) -> None:
+    def _end(self, name: str, lane: str, task: asyncio.Task[bool]) -> None:
         del self._running[lane]
+        if task.cancelled() or task.exception() or not task.result():
+            self._turns.pop(lane, None)
         self._at_work[name] -= 1
         self._fill(name)
         self._ended()

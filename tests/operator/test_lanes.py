@@ -19,12 +19,14 @@ class Work:
         self.begun: list[Action] = []
         self.ends = 0
         self._doors: dict[Action, asyncio.Event] = {}
+        self.failing: set[Action] = set()
         self.lanes = Lanes(self._run, self._ended, clock=lambda: self.now)
 
-    async def _run(self, action: Action) -> None:
+    async def _run(self, action: Action) -> bool:
         self.begun.append(action)
         self._doors[action] = asyncio.Event()
         await self._doors[action].wait()
+        return action not in self.failing
 
     def _ended(self) -> None:
         self.ends += 1
@@ -91,6 +93,22 @@ async def test_who_waits_longest_is_next_whatever_the_order_of_the_plan(work: Wo
     assert newcomer not in work.begun
     await work.finish(status(NAMES[3]))
     assert work.begun[-1] == newcomer
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_who_began_first_is_finished_first_unless_it_failed(work: Work, fails: bool) -> None:
+    await work.want(*map(status, NAMES))
+    work.now += 5
+    if fails:
+        work.failing.add(status(NAMES[0]))
+    await work.finish(status(NAMES[0]))  # the first that waited takes its place
+    follows = status(NAMES[0], generation=2)
+    await work.want(follows, *map(status, NAMES[1:]))
+    await work.finish(status(NAMES[1]))
+    assert (work.begun[-1] == follows) is not fails
+    for name in NAMES[2:5]:
+        await work.finish(status(name))
+    assert follows in work.begun
 
 
 async def test_actions_of_one_lane_exclude_each_other(work: Work) -> None:

@@ -8,11 +8,11 @@ from loraplane_core.resources.reasons import Reason
 from loraplane_operator.actions import Note
 from loraplane_operator.plan.conditions import raw_conditions
 from loraplane_operator.plan.readiness import DROPPED, RESTARTED, UNANSWERED
-from loraplane_operator.plan.status import residency_class
+from loraplane_operator.plan.status import residency_class, under_way
 from loraplane_operator.plan.wishes import Wish
 from loraplane_operator.words import AdapterObject, World
 
-_WAITING = (Reason.PENDING, Reason.PROGRESSING, Reason.LOADING, Reason.INGESTING, Reason.DELETING)
+_WAITING = (Reason.PENDING, Reason.PROGRESSING, Reason.LOADING, Reason.INGESTING)
 #: What a replica's message says has happened, as the Event of the recovery words it.
 _HAPPENED = {
     RESTARTED: "its engine had restarted and lost it",
@@ -33,8 +33,8 @@ def _ready(obj: AdapterObject, status: Mapping[str, Any]) -> Iterator[Note]:
     before = raw_conditions(obj.status).get("Ready")
     if before is not None and (before["status"], before["reason"]) == (ready["status"], ready["reason"]):
         return
-    if ready["reason"] == Reason.DRIFTED:
-        return  # told by replica
+    if ready["reason"] == Reason.DRIFTED or under_way(obj.status, status):
+        return  # told by replica; and what is under way is told by its end
     normal = ready["status"] == "True" or ready["reason"] in _WAITING
     kind: Literal["Normal", "Warning"] = "Normal" if normal else "Warning"
     yield Note(obj.meta.ref, obj.meta.uid, kind, ready["reason"], ready["message"])

@@ -4,13 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from loraplane_core.resources.reasons import Reason
 from loraplane_core.wire.engine import WARM
 from loraplane_operator.actions import Action, Note, SetStatus
+from loraplane_operator.plan.conditions import raw_conditions
 from loraplane_operator.words import Meta, Residue, Wait, World
 
 #: Numbers that move all the time reach a status at most this often; truth is /state.
 VOLATILE_SECONDS = 30.0
 _VOLATILE = frozenset({"capacity", "adapters"})
+#: Ready's reasons while work is under way, and those for a silence that may be only ours: after a start, the streams
+#: of engines and registry are not there yet.
+_UNDER_WAY = frozenset({Reason.PENDING, Reason.PROGRESSING, Reason.INGESTING, Reason.NOT_WARM, Reason.LOADING})
+_SILENT = frozenset({Reason.REPLICA_NOT_READY, Reason.REGISTRY_UNAVAILABLE})
 
 
 @dataclass(frozen=True)
@@ -27,11 +33,25 @@ def status_action(
     """(the write, when a held-back one is due)."""
     if dict(previous) == dict(status):
         return [], None
-    write = SetStatus(meta.ref, meta.uid, status, notes, why="status changed")
+    write = SetStatus(meta.ref, meta.uid, status, notes, passing(previous, status), why="status changed")
     if significant(previous) != significant(status):
         return [write], None
     due = world.memory.status_written.get(meta.uid, 0.0) + VOLATILE_SECONDS
     return ([write], None) if due <= world.now else ([], due)
+
+
+def passing(previous: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Whether it tells only what most likely is over in a moment."""
+    return under_way(previous, status) or _ready(status).get("reason") in _SILENT
+
+
+def under_way(previous: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Whether it tells work on the way to Ready. That Ready is taken away is something else."""
+    return _ready(status).get("reason") in _UNDER_WAY and _ready(previous).get("status") != "True"
+
+
+def _ready(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    return raw_conditions(status).get("Ready", {})
 
 
 def significant(status: Mapping[str, Any]) -> dict[str, Any]:
