@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,6 +66,7 @@ class System:
         self.kubelet = Process("kubelet", folder)
         self._operators: dict[str, Process] = {}
         self._health = free_port()
+        self._kubeconfig: Path | None = None  # of the operator's account
 
     # -- life
 
@@ -101,15 +102,17 @@ class System:
 
     # -- the operator
 
-    def start_operator(self, name: str = "operator", *, fault: str = "") -> Process:
-        """Under its own ServiceAccount. `fault` is a point of LORAPLANE_FAULT at which it dies."""
+    def start_operator(
+        self, name: str = "operator", *, fault: str = "", module: str = "loraplane_operator", extra: Sequence[str] = ()
+    ) -> Process:
+        """Under its own ServiceAccount. `fault` is a point of LORAPLANE_FAULT at which it dies, `module` a program
+        with the operator's command line, to which `extra` is added."""
         process = self._operators.setdefault(name, Process(name, self.folder))
-        kubeconfig = self.cluster.service_account_kubeconfig(self.namespace, SERVICE_ACCOUNT)
-        env = {"KUBECONFIG": str(kubeconfig), "HOME": str(self.folder)}
+        env = {"KUBECONFIG": str(self._account()), "HOME": str(self.folder)}
         if fault:
             env["LORAPLANE_FAULT"] = fault
         process.start(
-            "loraplane_operator",
+            module,
             "kubernetes",
             *("--namespace", self.namespace),
             *("--engine-image", self.image),
@@ -118,9 +121,16 @@ class System:
             *("--artifacts-url", self.services.artifacts_url),
             *("--master-key-file", str(self.services.material.master_file)),
             *("--port", str(self._health if name == "operator" else 0)),
+            *extra,
             env=env,
         )
         return process
+
+    def _account(self) -> Path:
+        """Made once, so that an operator can be started while the API server is away."""
+        if self._kubeconfig is None:
+            self._kubeconfig = self.cluster.service_account_kubeconfig(self.namespace, SERVICE_ACCOUNT)
+        return self._kubeconfig
 
     def operator(self, name: str = "operator") -> Process:
         return self._operators[name]
@@ -131,14 +141,15 @@ class System:
     def operator_metrics(self) -> str:
         return httpx.get(f"http://127.0.0.1:{self._health}/metrics", trust_env=False, timeout=10).text
 
-    def until_operator_ready(self, seconds: float = 30) -> None:
-        def ready() -> bool:
-            with contextlib.suppress(httpx.HTTPError):
-                url = f"http://127.0.0.1:{self._health}/health/ready"
-                return httpx.get(url, trust_env=False, timeout=5).is_success
-            return False
+    def operator_health(self, probe: str) -> int:
+        """The status code of /health/live or /health/ready; 0 while nobody answers."""
+        with contextlib.suppress(httpx.HTTPError):
+            url = f"http://127.0.0.1:{self._health}/health/{probe}"
+            return httpx.get(url, trust_env=False, timeout=5).status_code
+        return 0
 
-        until(ready, seconds, lambda: self.operator().tail())
+    def until_operator_ready(self, seconds: float = 30) -> None:
+        until(lambda: self.operator_health("ready") == 200, seconds, lambda: self.operator().tail())
 
     # -- objects
 
@@ -226,7 +237,7 @@ class System:
         """Why a wait may have failed."""
         raw = self.kube.get(self.adapter_path(name) if name else self.pool_path()) or {}
         status = json.dumps(raw.get("status"), indent=1)
-        return f"{name or POOL}: {status}\nevents: {self.events()}\noperator: {self._operators_tail()}"
+        return f"{name or POOL}: {status}\nevents: {self.events(name)[-20:]}\noperator: {self._operators_tail()}"
 
     def _operators_tail(self) -> str:
         return "\n".join(process.tail(1500) for process in self._operators.values())

@@ -82,8 +82,6 @@ class Cluster:
         self.network.create()
         self._start("etcd", controlplane.etcd(self._binary("etcd"), self.state), bound)
         self.start_api_server(bound=bound)
-        manager = controlplane.controller_manager(self._binary("kube-controller-manager"), self.state, self._pki)
-        self._start("controller-manager", manager, bound)
         self._until(self._has_default_account, "the default ServiceAccount", "controller-manager")
         if self.level == "node":
             self._start_node(bound)
@@ -123,13 +121,17 @@ class Cluster:
     # -- what tests do to it
 
     def stop_api_server(self) -> None:
-        """kill -9; its data stays."""
+        """kill -9; its data stays. The controller manager goes with it, as one does that cannot renew its lease:
+        it would come back to the watches only after half a minute of back-off."""
         self.processes.kill("api-server")
+        self.processes.kill("controller-manager")
 
     def start_api_server(self, *, bound: bool = False) -> None:
         """Ready on return."""
         self._start("api-server", controlplane.api_server(self._binary("kube-apiserver"), self.state, self._pki), bound)
         self._until(self._is_ready, "the API server", "api-server", "etcd")
+        manager = controlplane.controller_manager(self._binary("kube-controller-manager"), self.state, self._pki)
+        self._start("controller-manager", manager, bound)
 
     def compact_etcd(self) -> None:
         """Nobody can resume a watch from before now: it gets 410.
@@ -192,6 +194,9 @@ class Cluster:
         return self.state / "bin" / name
 
     def _start(self, name: str, command: list[str | Path], bound: bool) -> None:
+        """One that runs already stays."""
+        if self.processes.pid(name) is not None:
+            return
         with self.network.entered():
             self.processes.start(name, command, bound=bound)
 
