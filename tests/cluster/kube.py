@@ -47,7 +47,9 @@ class Refused(Exception):
 
 
 def answer_of(response: httpx.Response) -> dict[str, Any]:
-    body: dict[str, Any] = response.json() if response.content[:1] == b"{" else {"message": response.text}
+    # A log may be one JSON object a line, and is text all the same.
+    is_json = response.headers.get("content-type", "").startswith("application/json")
+    body: dict[str, Any] = response.json() if is_json else {"message": response.text}
     if response.status_code >= 400:
         raise Refused(response.status_code, str(body.get("message", "")))
     return body
