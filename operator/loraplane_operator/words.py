@@ -5,7 +5,7 @@ Everything here is immutable, so that planning is a pure function of a World.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from loraplane_core.identity import AdapterId, AdapterRef, PoolRef, ReplicaId
@@ -54,7 +54,12 @@ class PoolObject:
 
     @property
     def replica_ids(self) -> list[ReplicaId]:
-        return [ReplicaId(*self.ref, ordinal) for ordinal in range(self.replicas)]
+        return list(_replica_ids(self.ref, self.replicas))
+
+
+@lru_cache(maxsize=256)  # asked for every adapter in every pass
+def _replica_ids(pool: PoolRef, replicas: int) -> tuple[ReplicaId, ...]:
+    return tuple(ReplicaId(*pool, ordinal) for ordinal in range(replicas))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from loraplane_core.resources.conditions import Condition, ConditionStatus, set_condition
+from loraplane_core.resources.conditions import MESSAGE_MAX, ConditionStatus
 
 
 class Verdict(NamedTuple):
@@ -36,9 +36,16 @@ def render(
 def _rendered(verdict: Verdict, before: Mapping[str, Any] | None, generation: int, now: float) -> dict[str, Any]:
     if before is not None and _told(before) == (*verdict[1:], generation):
         return dict(before)  # the usual case, and with many objects the one that counts
-    known = [Condition.model_validate(before)] if before is not None else []
-    (condition,) = set_condition(known, *verdict, now=datetime.fromtimestamp(now, UTC), generation=generation)
-    return condition.to_wire()
+    message = verdict.message if len(verdict.message) <= MESSAGE_MAX else f"{verdict.message[: MESSAGE_MAX - 3]}..."
+    since = before.get("lastTransitionTime") if before is not None and before.get("status") == verdict.status else ""
+    return {
+        "type": verdict.type,
+        "status": verdict.status,
+        "reason": verdict.reason,
+        "message": message,
+        "lastTransitionTime": since or rfc3339(now),
+        "observedGeneration": generation,
+    }
 
 
 def _told(raw: Mapping[str, Any]) -> tuple[object, ...]:
