@@ -38,6 +38,13 @@ def parse(arguments: Sequence[str]) -> settings.Local | settings.Kubernetes:
     local.add_argument("--supervisor-socket", type=Path, required=True)
     local.add_argument("--model-root", type=Path, required=True, help="file: bases lie below it")
     kubernetes.add_argument("--namespace", action="append", required=True, dest="namespaces", help="may be repeated")
+    kubernetes.add_argument(
+        "--pool-namespace",
+        action="append",
+        default=[],
+        dest="pool_namespaces",
+        help="where pools are honoured; may be repeated; without it, in every --namespace",
+    )
     kubernetes.add_argument("--engine-image", required=True)
     kubernetes.add_argument("--model-claim", required=True, help="claim mounted as the model root")
     kubernetes.add_argument(
@@ -52,6 +59,7 @@ def parse(arguments: Sequence[str]) -> settings.Local | settings.Kubernetes:
     kind = settings.Local if values.pop("mode") == "local" else settings.Kubernetes
     if "namespaces" in values:
         values["namespaces"] = tuple(values["namespaces"])
+        values["pool_namespaces"] = tuple(values["pool_namespaces"])
         values["pod_template_allowed"] = frozenset(values["pod_template_allowed"])
     try:
         return kind(**values)
@@ -78,7 +86,9 @@ async def run_kubernetes(options: settings.Kubernetes, master: bytes, fault: Fau
 
     api = await KubeApi.connect()
     site = Site(options.engine_image, options.model_claim, options.pod_template_allowed)
-    cluster = KubernetesCluster(api, namespaces=options.namespaces, site=site)
+    cluster = KubernetesCluster(
+        api, namespaces=options.namespaces, pool_namespaces=options.pool_namespaces or None, site=site
+    )
     reconciler = _reconciler(cluster, options, master, fault)
     stop = threading.Event()
     watching = asyncio.create_task(handlers.watch(cluster, options.namespaces, stop), name="kopf")
@@ -88,8 +98,10 @@ async def run_kubernetes(options: settings.Kubernetes, master: bytes, fault: Fau
     finally:
         watching.remove_done_callback(reconciler.watcher_ended)
         stop.set()
-        await watching
-        await api.close()
+        try:
+            await watching
+        finally:
+            await api.close()
 
 
 def _reconciler(cluster: Cluster, options: settings.Common, master: bytes, fault: Fault) -> Reconciler:

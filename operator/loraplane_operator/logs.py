@@ -27,4 +27,5 @@ def configure(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.captureWarnings(True)  # else they are the only lines that are no JSON
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per request otherwise

@@ -15,23 +15,29 @@ from loraplane_operator.cluster.port import Cluster
 from loraplane_operator.engines.fleet import Fleet
 from loraplane_operator.execute import Executor
 from loraplane_operator.faults import Fault
+from loraplane_operator.lanes import gate
 from loraplane_operator.notebook import Notebook
 from loraplane_operator.plan import plan
 from loraplane_operator.registry.client import RegistryClient
 from loraplane_operator.registry.feed import Feed
+from loraplane_operator.subjects import Subjects
 from loraplane_operator.words import Replica, World
 
 log = logging.getLogger(__name__)
 
 #: Volatile numbers in statuses, and anything whose news was lost, are looked at this often in quiet.
 RESYNC_SECONDS = 30.0
-#: News that comes in bursts is planned together: for this long, or for twice as long as the last pass took.
+#: News that comes in bursts is planned together: for this long, or for some times as long as the last pass took,
+#: so that planning leaves most of the processor to carrying out.
 GATHER_SECONDS = 0.02
+GATHER_PASSES = 4.0
 #: However long a pass took, healing must not wait for longer than this.
-GATHER_MAX_SECONDS = 0.5
+GATHER_MAX_SECONDS = 0.8
 #: After a stop, what is being carried out may finish within this.
 GRACE_SECONDS = 10.0
 _BROKEN_SECONDS = 1.0
+#: Gates (lanes.py) of what goes to the API server, or to the supervisor.
+_CLUSTER_GATES = frozenset({"finalizer", "status", "workload"})
 
 
 class Wakeup:
@@ -79,6 +85,7 @@ class Reconciler:
         self._stopping = False
         self._broken: Exception | None = None
         self._notebook = Notebook()
+        self._subjects = Subjects()
         self._http = httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=None))
         client = RegistryClient(self._http, registry_url, credentials.operator_credential(master))
         admin = credentials.role_key(master, "admin")
@@ -98,6 +105,7 @@ class Reconciler:
             wake=self.wake,
             clock=clock,
             fault=fault,
+            subjects=self._subjects,
         )
         self.passed_at = 0.0  # monotonic time of the last whole pass; 0 before the first
         self.turned_at = time.monotonic()  # of the last turn of the loop, whatever came of it
@@ -112,14 +120,14 @@ class Reconciler:
         self.wake()
 
     async def run(self) -> None:
-        self._cluster.subscribe(self.wake)
+        self._cluster.subscribe(self.wake, self._cluster_returned)
         async with self._watching():
             while not self._stopping:
                 started = self.turned_at = time.monotonic()
                 due = await self._pass()
                 took = time.monotonic() - started
                 wait = RESYNC_SECONDS if due is None else due - self._clock()
-                gather = min(max(2 * took, GATHER_SECONDS), GATHER_MAX_SECONDS)
+                gather = min(max(GATHER_PASSES * took, GATHER_SECONDS), GATHER_MAX_SECONDS)
                 await self._wakeup.wait(min(wait, RESYNC_SECONDS), gather)
         if self._broken is not None:
             raise self._broken
@@ -175,6 +183,17 @@ class Reconciler:
         self.passed_at = time.monotonic()
         return min((at for at in (due, planned.due_at) if at is not None), default=None)
 
+    def _cluster_returned(self) -> None:
+        """What failed meanwhile is tried again now, not when a back-off ends that grew with the absence. Whatever the
+        failure: an API server that comes back refuses at first. What fails for the absence of an engine or of the
+        registry is not planned then, and so forgotten by itself."""
+        failures = self._notebook.failures
+        forgiven = [action for action in failures if gate(action) in _CLUSTER_GATES]
+        for action in forgiven:
+            del failures[action]
+        if forgiven:
+            self.wake()
+
     async def _observe(self) -> World | None:
         seen = await self._cluster.observe()
         if seen is None:
@@ -182,6 +201,7 @@ class Reconciler:
         if seen.workloads is not None:
             self._fleet.sync(replica for replicas in seen.workloads.values() for replica in replicas)
         engines, registry = self._fleet.engines(), self._feed.view()
+        self._subjects.learn(seen.pools.values(), seen.adapters)
         metas = [obj.meta for obj in seen.adapters] + [pool.meta for pool in seen.pools.values()]
         uids = frozenset([meta.uid for meta in metas] + list(seen.unreadable.values()))
         self._notebook.learn(engines.values(), uids, registry)

@@ -32,3 +32,10 @@ class Kubernetes(Common):
     engine_image: str
     model_claim: str  # the claim mounted as the model root
     pod_template_allowed: frozenset[str] = frozenset()  # what pools may set beyond the restricted rules
+    pool_namespaces: tuple[str, ...] = ()  # where pools are honoured, some of `namespaces`; none named: all of them
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.pool_namespaces:
+            if name not in self.namespaces:
+                raise ValueError(f"--pool-namespace {name}: not among the --namespace")

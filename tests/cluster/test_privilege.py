@@ -45,6 +45,7 @@ async def test_role_is_what_the_port_uses_no_less_and_no_more_o20(
             return [each.revision for each in await contract.replicas(bench) or ()] == ["r1", "r1"]
 
         await eventually(running)
+        await bench.cluster.apply(contract.workload(pool, revision="r2"), contract.CREDENTIALS)
         await bench.cluster.restart(pool.ref, 1)
         seen = await contract.created(bench)
         for obj in (seen, pool):

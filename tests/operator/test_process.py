@@ -87,16 +87,24 @@ def test_bad_url_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "--registry-url must be an http or https URL" in capsys.readouterr().err
 
 
-def test_kubernetes_mode_reads_its_namespaces() -> None:
-    made = program.parse(
-        [
-            "kubernetes",
-            *("--registry-url", "http://r", "--artifacts-url", "http://a", "--master-key-file", "/k"),
-            *("--namespace", "a", "--namespace", "b", "--engine-image", "e:1", "--model-claim", "models"),
-        ]
-    )
+KUBERNETES = [
+    "kubernetes",
+    *("--registry-url", "http://r", "--artifacts-url", "http://a", "--master-key-file", "/k"),
+    *("--namespace", "a", "--namespace", "b", "--engine-image", "e:1", "--model-claim", "models"),
+]
+
+
+@pytest.mark.parametrize("pools", [(), ("b",), ("b", "a")])
+def test_kubernetes_mode_reads_its_namespaces(pools: tuple[str, ...]) -> None:
+    made = program.parse([*KUBERNETES, *(f"--pool-namespace={name}" for name in pools)])
     assert isinstance(made, settings.Kubernetes)
-    assert made.namespaces == ("a", "b")
+    assert (made.namespaces, made.pool_namespaces) == (("a", "b"), pools)
+
+
+def test_pools_cannot_be_honoured_where_nothing_is_observed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        program.parse([*KUBERNETES, "--pool-namespace", "c"])
+    assert "--pool-namespace c: not among the --namespace" in capsys.readouterr().err
 
 
 async def test_stop_lets_what_runs_finish_and_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:

@@ -84,10 +84,10 @@ class KubeApi:
     async def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return await self._request("POST", path, body)
 
-    async def delete(self, path: str) -> None:
-        """What is not there is deleted."""
+    async def delete(self, path: str, uid: str = "") -> None:
+        """What is not there is deleted. Raises Conflict when a `uid` is given and another object has the name."""
         try:
-            await self._request("DELETE", path)
+            await self._request("DELETE", path, {"preconditions": {"uid": uid}} if uid else None)
         except NotFound:
             return
 

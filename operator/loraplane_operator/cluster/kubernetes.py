@@ -45,18 +45,20 @@ _CONFLICT_ATTEMPTS = 8
 
 
 class KubernetesCluster:
-    """Honours objects in `namespaces` only."""
+    """Honours adapters in `namespaces` only, and pools in `pool_namespaces` of these; None: in all of these."""
 
     def __init__(
         self,
         api: KubeApi,
         *,
         namespaces: Iterable[str],
+        pool_namespaces: Iterable[str] | None = None,
         site: manifests.Site,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._api = api
         self._namespaces = tuple(sorted(set(namespaces)))
+        self._pool_namespaces = None if pool_namespaces is None else frozenset(pool_namespaces)
         self._site = site
         site_revision = manifests.site_revision(site)
         self._cache = Cache(
@@ -73,9 +75,10 @@ class KubernetesCluster:
         self._doubt = asyncio.Event()
         self._complete = False
         self._wake: Callable[[], None] = lambda: None
+        self._returned: Callable[[], None] = lambda: None
 
-    def subscribe(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
+    def subscribe(self, wake: Callable[[], None], returned: Callable[[], None] = lambda: None) -> None:
+        self._wake, self._returned = wake, returned
 
     async def run(self) -> None:
         failures, reapply_at = 0, time.monotonic() + REAPPLY_SECONDS
@@ -83,6 +86,8 @@ class KubernetesCluster:
             self._doubt.clear()
             try:
                 await self.relist()
+                if failures:
+                    self._returned()
                 failures = 0
                 if time.monotonic() >= reapply_at:
                     reapply_at = time.monotonic() + REAPPLY_SECONDS
@@ -131,6 +136,7 @@ class KubernetesCluster:
             workloads=pods.workloads(self._cache.views(STATEFUL_SET.name), self._cache.views(POD.name)),
             unreadable=self._cache.unreadable(POOL.name, ADAPTER.name),
             namespaces=frozenset(self._namespaces),
+            pool_namespaces=self._pool_namespaces,
         )
 
     async def apply(self, spec: WorkloadSpec, credentials: EngineCredentials) -> None:
@@ -139,7 +145,15 @@ class KubernetesCluster:
             self._applied[spec.pool] = spec, credentials
 
     async def restart(self, pool: PoolRef, ordinal: int) -> None:
-        await self._call(self._api.delete(POD.path(pool.namespace, ReplicaId(*pool, ordinal).pod)))
+        """Deletes the pod that was seen: whatever has taken its name meanwhile is what was wanted."""
+        ref = ObjectRef(POD.name, pool.namespace, ReplicaId(*pool, ordinal).pod)
+        known, wished = self._cache.get(ref), self._applied.get(pool)
+        if known is None or not isinstance(known.view, pods.PodView):
+            return
+        if wished is not None and known.view.replica.revision == wished[0].revision:
+            return
+        with contextlib.suppress(Conflict):
+            await self._call(self._api.delete(_path(ref), uid=known.uid))
 
     async def delete(self, pool: PoolRef) -> None:
         """The other manifests are owned by the pool and go with it."""

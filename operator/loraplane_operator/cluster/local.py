@@ -62,10 +62,12 @@ class LocalCluster:
         self._scanned = False
         self._workloads: dict[PoolRef, tuple[Replica, ...]] | None = None
         self._bases: dict[PoolRef, BaseLocation] = {}
+        self._answered = True
         self._wake: Callable[[], None] = lambda: None
+        self._returned: Callable[[], None] = lambda: None
 
-    def subscribe(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
+    def subscribe(self, wake: Callable[[], None], returned: Callable[[], None] = lambda: None) -> None:
+        self._wake, self._returned = wake, returned
 
     async def run(self) -> None:
         while True:
@@ -92,7 +94,11 @@ class LocalCluster:
             answer = await self._supervisor.ask(ListWorkloads())
         except LoraplaneError as error:
             log.warning("no answer from the supervisor", extra={"error": error.message})
+            self._answered = False
             return
+        if not self._answered:
+            self._answered = True
+            self._returned()
         workloads = {PoolRef(each.namespace, each.pool): _replicas(each) for each in answer.workloads}
         if workloads != self._workloads:
             self._workloads = workloads

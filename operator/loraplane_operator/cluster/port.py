@@ -28,8 +28,9 @@ class Observation:
 
 
 class Cluster(Protocol):
-    def subscribe(self, wake: Callable[[], None]) -> None:
-        """`wake` is called whenever observe() would return something else."""
+    def subscribe(self, wake: Callable[[], None], returned: Callable[[], None] = lambda: None) -> None:
+        """`wake` is called whenever observe() would return something else, `returned` when the cluster answers
+        again after it did not."""
 
     async def run(self) -> None:
         """Watch until cancelled. The view may be observed before and while it runs."""
@@ -41,7 +42,7 @@ class Cluster(Protocol):
         """Create or change a pool's engines; never restarts a running one."""
 
     async def restart(self, pool: PoolRef, ordinal: int) -> None:
-        """Replace one engine by one of the applied revision."""
+        """Replace one engine by one of the applied revision; one that has been replaced already stays."""
 
     async def delete(self, pool: PoolRef) -> None:
         """Stop a pool's engines for good; one that does not exist is deleted."""
