@@ -2,10 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 #: Discovery, which every account may read.
 _DISCOVERY = re.compile(r"^/(api|apis|version)(/[^/?]+){0,2}/?(\?.*)?$")
@@ -69,16 +71,22 @@ def rights(rules: Iterable[Mapping[str, Any]]) -> Iterator[Right]:
 def events(audit_log: Path, account: str) -> Iterator[dict[str, Any]]:
     """Answered requests of the account, oldest first; a watch counts from its start."""
     wanted = account if account.startswith("system:") else f":{account}"
-    with audit_log.open() as lines:
-        for line in lines:
-            if wanted not in line:
-                continue
-            try:
-                event = json.loads(line)
-            except ValueError:  # cut off by the end of an API server, or not yet whole
-                continue
-            if event["user"]["username"].endswith(wanted) and event["stage"] != "RequestReceived":
-                yield event
+    for line in _lines(audit_log):
+        if wanted not in line:
+            continue
+        try:
+            event = json.loads(line)
+        except ValueError:  # cut off by the end of an API server, or not yet whole
+            continue
+        if event["user"]["username"].endswith(wanted) and event["stage"] != "RequestReceived":
+            yield event
+
+
+def _lines(audit_log: Path) -> Iterator[str]:
+    """Also what the API server has put aside: at 100 MB it adds the date to the file's name and begins another."""
+    for file in sorted(audit_log.parent.glob(f"{audit_log.stem}*{audit_log.suffix}")):
+        with file.open() as lines:
+            yield from lines
 
 
 def _asked(event: Mapping[str, Any]) -> Right | None:
@@ -96,3 +104,43 @@ def _time(event: Mapping[str, Any]) -> float:
 
 def _decision(event: Mapping[str, Any]) -> str:
     return str((event.get("annotations") or {}).get("authorization.k8s.io/decision", ""))
+
+
+class WholeRun(pytest.Item):
+    """The last item of every run on a cluster: all that the operators asked, by the audit log.
+
+    That nothing was refused and nothing lies outside the Role must hold for any selection of tests. That every
+    right is used can be judged only where all of them ran; `left_out` says what did not.
+    """
+
+    left_out = ""
+    audit_log: Path
+    account: str
+    rules: Sequence[Mapping[str, Any]]
+
+    def runtest(self) -> None:
+        problems = check_audit(self.audit_log, self.account, self.rules, whole=not self.left_out)
+        if problems:
+            raise Overstepped(problems)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if isinstance(excinfo.value, Overstepped):
+            return f"the audit log of {self.account}:\n  " + "\n  ".join(excinfo.value.args[0])
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, self.name
+
+
+class Overstepped(Exception):
+    """The operator asked for what it may not, or may what it never asks for."""
+
+
+def missing_from(folder: Path, chosen: Iterable[Path], deselected: Iterable[str], arguments: Iterable[str]) -> str:
+    """What a run leaves out of the tests that lie in `folder`; "" when it is all of them.
+
+    `deselected` are tests that options left out; those that run apart (slow) are not counted.
+    """
+    single = [argument for argument in arguments if "::" in argument]
+    files = {file.name for file in folder.glob("test_*.py")} - {path.name for path in chosen if path.parent == folder}
+    return ", ".join([*sorted(files), *deselected]) or (f"all but {', '.join(single)}" if single else "")
