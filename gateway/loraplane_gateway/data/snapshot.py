@@ -1,4 +1,4 @@
-"""The last good snapshot of the registry: loaded at start, refreshed on notice and by polling.
+"""The last good snapshot of the registry: loaded at start, kept up by what the change feed tells, and by polling.
 
 While Postgres is away the last one serves up to a limit (design §9).
 """
@@ -7,26 +7,34 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-
-import psycopg
-from sqlalchemy.exc import SQLAlchemyError
+from typing import Protocol
 
 from loraplane_core.errors import Unavailable
 from loraplane_gateway.data.auth import Authenticator
-from loraplane_gateway.db.serving import ServingRepository, Snapshot, listening
+from loraplane_gateway.db.engine import AWAY, LOST, named
+from loraplane_gateway.db.serving import Snapshot, Update, listening
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 0.5
 REFRESH_SECONDS = 2.0
 RETRY_AFTER = 5.0
-_AWAY = (SQLAlchemyError, psycopg.Error, OSError, TimeoutError)
+#: After changes were read the next ones gather for this many times as long as that took, but never longer than
+#: the maximum: many at once cost little, and a lone one is seen at once.
+GATHER_FACTOR = 10.0
+GATHER_MAX_SECONDS = 0.3
+
+
+class SnapshotSource(Protocol):
+    async def snapshot(self) -> Snapshot: ...
+
+    async def update(self, before: Snapshot) -> Update: ...
 
 
 class Registry:
     def __init__(
         self,
-        repository: ServingRepository,
+        repository: SnapshotSource,
         authenticator: Authenticator,
         database_url: str,
         *,
@@ -68,7 +76,7 @@ class Registry:
     async def _try_sync(self) -> None:
         try:
             await self._sync()
-        except _AWAY:
+        except AWAY:
             log.warning("the registry could not be read again on a withdrawn adapter")
 
     async def run(self) -> None:
@@ -77,28 +85,47 @@ class Registry:
         while True:
             try:
                 async with listening(self._database_url) as changes:
+                    await self._load()
                     if away:
-                        self._authenticator.distrust()  # revocations may have been missed
                         log.info("the registry can be read again")
                         away = False
                     while True:
-                        await self._sync()
                         await changes.wait(POLL_SECONDS)
-            except _AWAY as error:
+                        started = self._clock()
+                        if await self._sync():
+                            await asyncio.sleep(min(GATHER_MAX_SECONDS, GATHER_FACTOR * (self._clock() - started)))
+            except LOST as error:
                 if not away:  # transitions only
-                    log.warning("the registry cannot be read: %s", type(error).__name__)
+                    log.warning("the registry cannot be read: %s", named(error))
                 away = True
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _sync(self) -> None:
+    async def _load(self) -> None:
+        """Everything: notices may have been missed, and this may be another server with another feed."""
         async with self._reading:
             asked_at = self._clock()
-            before = self._snapshot
-            if not self.is_loaded or await self._repository.cursor() != before.cursor:
-                fresh = await self._repository.snapshot()
-                if self.is_loaded:
-                    self._authenticator.drop_keys(await self._repository.changed_keys(before.cursor))
-                    self._authenticator.drop_tenants(before.tenants - fresh.tenants)
-                self._snapshot = fresh
-                log.info("registry snapshot %d: %d adapters", fresh.cursor, len(fresh.adapters))
+            self._take(Update(await self._repository.snapshot(), keys=None))
             self._confirmed_at = asked_at
+
+    async def _sync(self) -> bool:
+        """What changed. True when something had."""
+        async with self._reading:
+            begun_with = self._snapshot
+            while True:
+                asked_at = self._clock()
+                update = await self._repository.update(self._snapshot)
+                self._take(update)
+                if update.caught_up:
+                    break
+            self._confirmed_at = asked_at
+            return self._snapshot is not begun_with
+
+    def _take(self, update: Update) -> None:
+        gone = self._snapshot.tenants - update.snapshot.tenants
+        if update.keys is None:
+            log.info("registry snapshot %d: %d adapters", update.snapshot.cursor, len(update.snapshot.adapters))
+            self._authenticator.distrust()
+        elif update.keys:
+            self._authenticator.drop_keys(update.keys)
+        self._authenticator.drop_tenants(gone)
+        self._snapshot = update.snapshot

@@ -1,13 +1,32 @@
-"""Async engines in which every wait has a deadline."""
+"""Async engines in which every wait has a deadline, and which errors mean that Postgres is away."""
 
+import psycopg
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 CONNECT_SECONDS = 3
 STATEMENT_SECONDS = 5
 LOCK_SECONDS = 4
 POOL_WAIT_SECONDS = 5.0
+#: What says nothing about the statement: Postgres cannot be reached, stops, or takes too long. Trying later may help.
+#: Any other error of the database is a defect of ours, or of the schema.
+AWAY: tuple[type[Exception], ...] = (
+    OperationalError,
+    InterfaceError,
+    PoolTimeout,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    TimeoutError,
+)
+#: The same for a connection of one's own, whose socket may fail under it.
+LOST: tuple[type[Exception], ...] = (*AWAY, OSError)
+
+
+def named(error: BaseException) -> str:
+    """The driver's name of a database error, for logs: its text may hold values."""
+    return type(getattr(error, "orig", None) or error).__name__
 
 
 def driver_url(url: str) -> URL:
@@ -22,13 +41,15 @@ def driver_url(url: str) -> URL:
 
 
 def create_engine(url: str, *, application: str, pool_size: int = 8) -> AsyncEngine:
-    """The caller disposes of the engine. `application` is what pg_stat_activity shows."""
+    """The caller disposes of the engine. `application` is what pg_stat_activity shows.
+
+    Connections are not tried before use; `sessions.transaction` copes with one that was lost.
+    """
     return create_async_engine(
         driver_url(url),
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=POOL_WAIT_SECONDS,
-        pool_pre_ping=True,
         hide_parameters=True,  # a logged statement must not show what was bound to it
         connect_args={
             "connect_timeout": CONNECT_SECONDS,

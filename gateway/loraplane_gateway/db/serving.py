@@ -1,24 +1,29 @@
+# ruff: noqa: S608 - the statements are put together from constants of this module; values are always bound
 """What the data gateway reads and writes with its own role: the serving snapshot, keys by digest, usage.
 
-The snapshot is everything that resolving a request needs, as immutable values; it is replaced whole.
+The snapshot is everything that resolving a request needs, as immutable values; it is replaced, never changed.
 """
 
 import asyncio
 import datetime
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import psycopg
-from sqlalchemy import text
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplane_core.identity import AdapterId, AdapterRef, PoolRef
 from loraplane_gateway.db.engine import CONNECT_SECONDS
 from loraplane_gateway.db.sessions import PLATFORM, Sessions, transaction
 
 CHANNEL = "loraplane_changes"
+#: Changes that one update takes.
+CHANGES_MAX = 1000
+Key = tuple[str, str]  # tenant, adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,15 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """A later snapshot, and the ids of the keys made, changed or revoked since; None when that is not known."""
+
+    snapshot: Snapshot
+    keys: frozenset[str] | None
+    caught_up: bool = True  # False: the feed told more than one update takes
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
     """Who a key speaks for. Immutable, so a cached one can be dropped but never half-changed."""
 
@@ -102,12 +116,18 @@ _CURSOR = text("SELECT coalesce(max(cursor), 0) FROM changes")
 _TENANTS = text("SELECT name FROM tenants")
 _POOLS = text("SELECT namespace, name, base_model, aliases, base_digest, allowed_tenants FROM pools")
 # Unverified, waiting and rejected versions are never active (a CHECK says so); the state is asked for all the same.
-_ADAPTERS = text("""
+_SERVED = """
     SELECT a.tenant_id, a.name, a.pool, a.warm_replicas, extract(epoch FROM a.created_at)::bigint AS created,
            v.version, v.digest, v.base_digest, v.bytes, v.rank, v.weight
     FROM adapters a JOIN tenant_adapters v ON v.tenant_id = a.tenant_id AND v.adapter = a.name
-    WHERE v.is_active AND v.state = 'validated' ORDER BY a.tenant_id, a.name, v.version""")
-_CHANGED_KEYS = text("SELECT DISTINCT name FROM changes WHERE kind = 'key' AND cursor > :cursor")
+    WHERE v.is_active AND v.state = 'validated'"""
+_ADAPTERS = text(f"{_SERVED} ORDER BY v.version")
+_SOME_ADAPTERS = text(f"""{_SERVED}
+    AND (a.tenant_id, a.name) IN (SELECT * FROM unnest(CAST(:tenants AS text[]), CAST(:adapters AS text[])))
+    ORDER BY v.version""")
+# With the change that was seen last: the oldest are removed first, so while it is there none after it is missing.
+_CHANGES = text("""
+    SELECT cursor, kind, tenant_id, name FROM changes WHERE cursor >= :cursor ORDER BY cursor LIMIT :limit""")
 _FIND_KEY = text("SELECT key_id, tenant_id, scopes, expires_at, revoked_at FROM loraplane_find_key(:digest)")
 _ADD_USAGE = text("""
     INSERT INTO usage_events (day, request_id, tenant_id, key_id, pool, base_model, adapter, version, status,
@@ -118,44 +138,38 @@ _ADD_USAGE = text("""
 
 
 class ServingRepository:
-    """Raises SQLAlchemyError or TimeoutError when Postgres does not answer; nothing else."""
+    """Raises one of engine.AWAY when Postgres does not answer."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
 
-    async def cursor(self) -> int:
-        async with transaction(self._sessions, PLATFORM) as session:
-            return int((await session.execute(_CURSOR)).scalar_one())
-
     async def snapshot(self) -> Snapshot:
+        """Everything."""
         async with transaction(self._sessions, PLATFORM) as session:
-            # The cursor is read first: whatever is committed in between is at worst read twice.
-            cursor = int((await session.execute(_CURSOR)).scalar_one())
-            tenants = frozenset((await session.execute(_TENANTS)).scalars())
-            pools = {}
-            for row in await session.execute(_POOLS):
-                ref = PoolRef(row.namespace, row.name)
-                pools[str(ref)] = Pool(
-                    ref, row.base_model, tuple(row.aliases), row.base_digest, frozenset(row.allowed_tenants)
-                )
-            adapters: dict[tuple[str, str], ServedAdapter] = {}
-            for row in await session.execute(_ADAPTERS):
-                key = (row.tenant_id, row.name)
-                version = ActiveVersion(
-                    AdapterId.of(AdapterRef(*key, row.version), row.digest),
-                    row.base_digest,
-                    row.bytes,
-                    row.rank,
-                    row.weight,
-                )
-                earlier = adapters[key].versions if key in adapters else ()
-                adapters[key] = ServedAdapter(*key, row.pool, row.warm_replicas, row.created, (*earlier, version))
-        return Snapshot(cursor, tenants, MappingProxyType(pools), MappingProxyType(adapters))
+            return await _everything(session)
 
-    async def changed_keys(self, cursor: int) -> frozenset[str]:
-        """Ids of keys made, changed or revoked after that position of the feed."""
+    async def update(self, before: Snapshot) -> Update:
+        """`before` with what the feed told since, at most CHANGES_MAX changes of it; `before` itself if nothing."""
         async with transaction(self._sessions, PLATFORM) as session:
-            return frozenset((await session.execute(_CHANGED_KEYS, {"cursor": cursor})).scalars())
+            # Changes are read first: whatever is committed in between is at worst read twice.
+            values = {"cursor": before.cursor, "limit": CHANGES_MAX + 1}
+            rows = (await session.execute(_CHANGES, values)).all()
+            if not rows and not before.cursor:
+                return Update(before, frozenset())
+            if not rows or rows[0].cursor != before.cursor:
+                return Update(await _everything(session), None)
+            if len(rows) == 1:
+                return Update(before, frozenset())
+            kinds = {row.kind for row in rows[1:]}
+            changed = {(row.tenant_id, row.name) for row in rows[1:] if row.kind == "adapter"}
+            after = Snapshot(
+                cursor=rows[-1].cursor,
+                tenants=await _tenants(session) if "tenant" in kinds else before.tenants,
+                pools=await _pools(session) if "pool" in kinds else before.pools,
+                adapters=await _with(session, before.adapters, changed) if changed else before.adapters,
+            )
+        keys = frozenset(row.name for row in rows[1:] if row.kind == "key")
+        return Update(after, keys, caught_up=len(rows) <= CHANGES_MAX)
 
     async def find_key(self, digest: bytes) -> KeyRow | None:
         async with transaction(self._sessions, PLATFORM) as session:
@@ -176,6 +190,48 @@ class ServingRepository:
         ]
         async with transaction(self._sessions, PLATFORM) as session:
             await session.execute(_ADD_USAGE, rows)
+
+
+async def _everything(session: AsyncSession) -> Snapshot:
+    # The cursor is read first: whatever is committed in between is at worst read twice.
+    cursor = int((await session.execute(_CURSOR)).scalar_one())
+    tenants, pools = await _tenants(session), await _pools(session)
+    return Snapshot(cursor, tenants, pools, MappingProxyType(_adapters(await session.execute(_ADAPTERS))))
+
+
+async def _tenants(session: AsyncSession) -> frozenset[str]:
+    return frozenset((await session.execute(_TENANTS)).scalars())
+
+
+async def _pools(session: AsyncSession) -> Mapping[str, Pool]:
+    found = {}
+    for row in await session.execute(_POOLS):
+        ref = PoolRef(row.namespace, row.name)
+        aliases, tenants = tuple(row.aliases), frozenset(row.allowed_tenants)
+        found[str(ref)] = Pool(ref, row.base_model, aliases, row.base_digest, tenants)
+    return MappingProxyType(found)
+
+
+async def _with(
+    session: AsyncSession, before: Mapping[Key, ServedAdapter], changed: Collection[Key]
+) -> Mapping[Key, ServedAdapter]:
+    """`before`, but those that changed as they are now. `changed` is not empty."""
+    tenants, adapters = zip(*changed, strict=True)
+    values = {"tenants": list(tenants), "adapters": list(adapters)}
+    now = _adapters(await session.execute(_SOME_ADAPTERS, values))
+    kept = {key: adapter for key, adapter in before.items() if key not in changed}
+    return MappingProxyType(kept | now)
+
+
+def _adapters(rows: "Iterable[Row[tuple[Any, ...]]]") -> dict[Key, ServedAdapter]:
+    found: dict[Key, ServedAdapter] = {}
+    for row in rows:
+        key = (row.tenant_id, row.name)
+        served = AdapterId.of(AdapterRef(*key, row.version), row.digest)
+        version = ActiveVersion(served, row.base_digest, row.bytes, row.rank, row.weight)
+        earlier = found[key].versions if key in found else ()
+        found[key] = ServedAdapter(*key, row.pool, row.warm_replicas, row.created, (*earlier, version))
+    return found
 
 
 class ChangeListener:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 TRANSACTION_SECONDS = 12.0
@@ -39,8 +40,19 @@ def session_maker(engine: AsyncEngine) -> Sessions:
 @asynccontextmanager
 async def transaction(sessions: Sessions, scope: Scope) -> AsyncIterator[AsyncSession]:
     """Raises TimeoutError when the whole transaction takes longer than TRANSACTION_SECONDS."""
-    async with asyncio.timeout(TRANSACTION_SECONDS), sessions() as session, session.begin():
-        await session.execute(
-            _SET_SCOPE, {"tenant": scope.tenant or "", "scope": "platform" if scope.is_platform else "tenant"}
-        )
+    async with asyncio.timeout(TRANSACTION_SECONDS), sessions() as session:
+        try:
+            await _begin(session, scope)
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+            # A connection that was lost while it was idle; with it, the engine dropped all that are as old.
+            await session.rollback()
+            await _begin(session, scope)
         yield session
+        await session.commit()
+
+
+async def _begin(session: AsyncSession, scope: Scope) -> None:
+    values = {"tenant": scope.tenant or "", "scope": "platform" if scope.is_platform else "tenant"}
+    await session.execute(_SET_SCOPE, values)
