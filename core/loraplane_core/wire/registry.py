@@ -24,7 +24,7 @@ Operator (operator credential):
   POST            /operator/claims/{uid}/register      RegisterSource -> Version
   POST            /operator/claims/{uid}/activate      Activate -> Adapter
   POST            /operator/claims/{uid}/traffic       SetTraffic -> Adapter
-  POST            /operator/warm/{tenant}/{adapter}    Warmed -> Adapter: flips that intent or does nothing
+  POST            /operator/warm/{tenant}/{adapter}    Warmed -> Adapter: flips or ends that intent, or does nothing
   GET             /operator/feed?cursor=N              text/event-stream of FeedEvent; cursor absent or too old: one
                                                        `event: snapshot` (FeedSnapshot), then `event: change` (Adapter
                                                        or removed) with `id:` the cursor; comment heartbeats every 1 s
@@ -163,10 +163,11 @@ class SetTraffic(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Warmed(msgspec.Struct, kw_only=True, frozen=True):
-    """The operator's word that a version is warm wherever the adapter should be warm."""
+    """The operator's word that a version is warm wherever the adapter should be warm, or that it cannot be."""
 
     version: int
-    digest: str
+    digest: str  # empty with a refusal, so that a registry that does not know refusals takes it for no word at all
+    refusal: str = ""  # why there is no place for it; what waits for that ends with these words
 
 
 class Rollback(msgspec.Struct, kw_only=True, frozen=True):

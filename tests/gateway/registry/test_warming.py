@@ -131,6 +131,32 @@ async def test_a_deleted_version_or_another_owner_ends_the_wait(two: Api) -> Non
     assert _code(await waiting) == (409, "superseded")
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["its first claim", "a later one"])
+async def test_an_object_that_takes_activation_ends_what_waited_and_a_late_word_flips_nothing(
+    two: Api, first: bool
+) -> None:
+    if not first:
+        await two.as_operator("PUT", "/operator/claims/u", claim())
+    waiting = _order(two, version=1)
+    await _intended(two, 1)
+    await two.as_operator("PUT", "/operator/claims/u", claim(owns_activation=True))
+    assert _code(await waiting) == (409, "superseded")
+    flipped = await _warm(two, 1)
+    assert (flipped["active_version"], flipped.get("intent_version", 0)) == (2, 0)
+
+
+async def test_the_order_of_an_object_ends_when_it_lets_go_of_activation(two: Api) -> None:
+    await two.as_operator("PUT", "/operator/claims/u", claim(owns_activation=True))
+    order = {"wait": "warm", "deadline_s": SECONDS, "version": 1}
+    waiting = asyncio.create_task(
+        two.call("POST", "/operator/claims/u/activate", order, token=two.operator_token, timeout=SECONDS + 5)
+    )
+    await _intended(two, 1)
+    await two.as_operator("PUT", "/operator/claims/u", claim())
+    assert _code(await waiting) == (409, "superseded")
+    assert (await _warm(two, 1))["active_version"] == 2
+
+
 async def test_where_nothing_is_to_be_warm_nobody_waits(two: Api) -> None:
     assert (await _order(two, version=2)).status_code == 200  # is active already
     await two.as_operator("PUT", "/operator/claims/u", claim(warm_replicas=0))

@@ -1,3 +1,7 @@
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -8,36 +12,39 @@ from loraplane_gateway.registry.activation.service import ActivationService, Pen
 from loraplane_gateway.registry.activation.warming import until_warm
 from loraplane_gateway.registry.http import adapter_of, answer, caller_of, read, state_of, tenant_of
 
+ADAPTER = "/admin/tenants/{tenant}/adapters/{adapter}"
+T = TypeVar("T")
 router = APIRouter()
 
 
-@router.post("/admin/tenants/{tenant}/adapters/{adapter}/activate")
+@asynccontextmanager
+async def _ordered(request: Request, kind: type[T]) -> AsyncIterator[tuple[ActivationService, T]]:
+    """The caller's order about an adapter of a tenant that it administers, and one transaction to carry it out."""
+    caller = await caller_of(request)
+    scope = caller.scope_for(tenant_of(request))
+    order = await read(request, kind)
+    async with transaction(state_of(request).sessions, scope) as session:
+        yield ActivationService(session, scope, caller.actor), order
+
+
+@router.post(f"{ADAPTER}/activate")
 async def activate(request: Request) -> Response:
-    caller = await caller_of(request)
-    scope = caller.scope_for(tenant_of(request))
-    order = await read(request, Activate)
-    async with transaction(state_of(request).sessions, scope) as session:
-        found = await ActivationService(session, scope, caller.actor).activate(adapter_of(request), order)
+    async with _ordered(request, Activate) as (service, order):
+        found = await service.activate(adapter_of(request), order)
     return await settled(request, found)
 
 
-@router.post("/admin/tenants/{tenant}/adapters/{adapter}/rollback")
+@router.post(f"{ADAPTER}/rollback")
 async def rollback(request: Request) -> Response:
-    caller = await caller_of(request)
-    scope = caller.scope_for(tenant_of(request))
-    order = await read(request, Rollback)
-    async with transaction(state_of(request).sessions, scope) as session:
-        found = await ActivationService(session, scope, caller.actor).rollback(adapter_of(request), order)
+    async with _ordered(request, Rollback) as (service, order):
+        found = await service.rollback(adapter_of(request), order)
     return await settled(request, found)
 
 
-@router.post("/admin/tenants/{tenant}/adapters/{adapter}/traffic")
+@router.post(f"{ADAPTER}/traffic")
 async def traffic(request: Request) -> Response:
-    caller = await caller_of(request)
-    scope = caller.scope_for(tenant_of(request))
-    order = await read(request, SetTraffic)
-    async with transaction(state_of(request).sessions, scope) as session:
-        found = await ActivationService(session, scope, caller.actor).set_traffic(adapter_of(request), order)
+    async with _ordered(request, SetTraffic) as (service, order):
+        found = await service.set_traffic(adapter_of(request), order)
     return answer(found)
 
 

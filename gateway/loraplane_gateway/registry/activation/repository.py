@@ -29,7 +29,12 @@ _INTEND = text("""
         intent_deadline = now() + make_interval(secs => :seconds)
     WHERE tenant_id = :tenant AND name = :adapter""")
 _DROP = text(f"UPDATE adapters SET {_CLEARED} WHERE tenant_id = :tenant AND name = :adapter AND intent_id IS NOT NULL")
-_STANDING = text("SELECT intent_id, intent_done FROM adapters WHERE tenant_id = :tenant AND name = :adapter")
+_REFUSE = text(f"""
+    UPDATE adapters SET intent_refused = intent_id, intent_refusal = :words, {_CLEARED}
+    WHERE tenant_id = :tenant AND name = :adapter""")
+_STANDING = text("""
+    SELECT intent_id, intent_done, intent_refused, intent_refusal FROM adapters
+    WHERE tenant_id = :tenant AND name = :adapter""")
 _SWEEP = text(f"""
     UPDATE adapters SET {_CLEARED}
     WHERE intent_id IS NOT NULL AND intent_deadline < now() - make_interval(secs => :late)""")
@@ -37,10 +42,13 @@ _SWEEP = text(f"""
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The ids of the intent that waits and of the last one that came true; empty for none."""
+    """The ids of the intent that waits, of the last one that came true and of the last one that was refused, with
+    the operator's words about that; empty for none."""
 
     waiting: str
     done: str
+    refused: str
+    refusal: str
 
 
 class ActivationRepository(Repository):
@@ -69,10 +77,15 @@ class ActivationRepository(Repository):
     async def drop_intent(self, adapter: str) -> None:
         await self.session.execute(_DROP, self._key(adapter))
 
+    async def refuse_intent(self, adapter: str, words: str) -> None:
+        await self.session.execute(_REFUSE, {**self._key(adapter), "words": words})
+
     async def standing(self, adapter: str) -> Standing | None:
         """None when the adapter is gone. Takes no lock."""
         row = (await self.session.execute(_STANDING, self._key(adapter))).one_or_none()
-        return None if row is None else Standing(row.intent_id or "", row.intent_done or "")
+        if row is None:
+            return None
+        return Standing(row.intent_id or "", row.intent_done or "", row.intent_refused or "", row.intent_refusal)
 
     async def sweep(self) -> None:
         """Intents whose waiter died with its process; in the platform's scope."""

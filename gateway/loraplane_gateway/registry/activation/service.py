@@ -22,6 +22,7 @@ from loraplane_gateway.registry.audit import AuditRepository
 
 MAX_WAIT_SECONDS = 300.0
 MAX_SHARES = 100
+MAX_WORDS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,14 @@ class Pending:
     serving: int
     warm_replicas: int
     seconds: float
+
+    @property
+    def named(self) -> str:
+        return f"version {self.intent.version} of {self.tenant}/{self.adapter}"
+
+    @property
+    def meanwhile(self) -> str:
+        return f"version {self.serving} keeps serving" if self.serving else "no version serves"
 
 
 class ActivationService:
@@ -97,12 +106,15 @@ class ActivationService:
         return await self._now(adapter)
 
     async def warmed(self, adapter: str, word: Warmed) -> Adapter:
-        """The operator saw a version warm: what waited for exactly that comes true. Otherwise nothing happens."""
+        """The operator saw a version warm: what waited for exactly that comes true. Or has no place for it: what
+        waited ends. Otherwise nothing happens."""
         locked = await self._adapters.lock(adapter)
         if locked is None:
             raise NotFound("there is no such adapter")
         intent = locked.intent
-        if intent is not None and intent.version == word.version:
+        if intent is not None and intent.version == word.version and word.refusal:
+            await self._activation.refuse_intent(adapter, word.refusal[:MAX_WORDS].replace("\0", ""))
+        elif intent is not None and intent.version == word.version:
             version = await self._adapters.version(adapter, word.version)
             if version is not None and version.state == "validated" and version.digest == word.digest:
                 weights = await self._activation.weights(adapter)
@@ -110,23 +122,29 @@ class ActivationService:
         return await self._now(adapter)
 
     async def give_up(self, pending: Pending) -> Adapter | None:
-        """The end of waiting: withdraws the intent. The adapter, when it came true in the last moment."""
+        """The end of waiting: withdraws the intent. The adapter, when it came true in the last moment.
+
+        Raises NotActivatable when the operator has no place for the version.
+        """
         await self._adapters.lock(pending.adapter)
         standing = await self._activation.standing(pending.adapter)
         if standing is not None and standing.done == pending.intent.id:
             return await self._now(pending.adapter)
         if standing is not None and standing.waiting == pending.intent.id:
             await self._activation.drop_intent(pending.adapter)
+        if standing is not None and standing.refused == pending.intent.id:
+            raise NotActivatable(f"{pending.named} cannot become warm: {standing.refusal}; {pending.meanwhile}")
         return None
 
-    async def activate_ingested(self, locked: AdapterRow, version: int, *, numbered: int) -> None:
+    async def activate_ingested(
+        self, locked: AdapterRow, weights: Mapping[int, int], version: int, *, numbered: int
+    ) -> None:
         """The flip that comes with the registration of `version`, which is validated.
 
-        `numbered` is its place in the order of registrations.
+        `weights` are those of now; `numbered` is its place in the order of registrations.
 
         An ingestion that finished late does not undo a newer one; an object that owns activation decides itself.
         """
-        weights = await self._activation.weights(locked.name)
         if locked.activation_owner == "object" or max(weights, default=0) > numbered:
             return
         await self._share(locked, weights, {version: 100}, "adapter.activate")

@@ -14,7 +14,8 @@ POLL_SECONDS = 0.5
 
 
 async def until_warm(state: RegistryState, pending: Pending) -> Adapter:
-    """The adapter with its new version. Raises NotWarm at the deadline, Conflict (superseded), Unavailable.
+    """The adapter with its new version. Raises NotWarm at the deadline, NotActivatable, Conflict (superseded),
+    Unavailable.
 
     Who leaves earlier leaves the intent behind: it stands until its deadline.
     """
@@ -38,16 +39,11 @@ async def until_warm(state: RegistryState, pending: Pending) -> Adapter:
 
 
 def _not_warm(pending: Pending) -> NotWarm:
-    still = f"version {pending.serving} keeps serving" if pending.serving else "no version serves"
     return NotWarm(
-        f"version {pending.intent.version} of {pending.tenant}/{pending.adapter} was not warm on"
-        f" {pending.warm_replicas} replica(s) within {pending.seconds:g} s; {still}"
+        f"{pending.named} was not warm on {pending.warm_replicas} replica(s) within {pending.seconds:g} s;"
+        f" {pending.meanwhile}"
     )
 
 
 def _superseded(pending: Pending) -> Conflict:
-    return Conflict(
-        f"the activation of version {pending.intent.version} of {pending.tenant}/{pending.adapter} was replaced"
-        " by a later change",
-        code="superseded",
-    )
+    return Conflict(f"the activation of {pending.named} was replaced by a later change", code="superseded")
