@@ -4,11 +4,11 @@ import asyncio
 
 from fastapi import APIRouter, FastAPI
 from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from loraplane_core.errors import Unavailable
+from loraplane_gateway.db.engine import AWAY
 from loraplane_gateway.db.sessions import PLATFORM, transaction
 from loraplane_gateway.registry.activation.endpoints import router as activation
 from loraplane_gateway.registry.adapters.endpoints import router as adapters
@@ -39,7 +39,7 @@ async def ready(request: Request) -> Response:
     try:
         async with asyncio.timeout(READY_SECONDS), transaction(state_of(request).sessions, PLATFORM) as session:
             await session.execute(text("SELECT 1"))
-    except (SQLAlchemyError, TimeoutError) as error:
+    except AWAY as error:
         raise Unavailable("the registry's database does not answer", code="database_unavailable") from error
     return answer({"status": "ok"})
 

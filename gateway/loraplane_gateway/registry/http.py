@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
-from sqlalchemy.exc import DataError, InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -30,6 +29,7 @@ from loraplane_core.errors import (
 from loraplane_core.identity import check_name
 from loraplane_core.jsonbody import parse_object
 from loraplane_core.wire import decode, encode
+from loraplane_gateway.db.engine import AWAY, named
 from loraplane_gateway.registry.auth import Caller
 from loraplane_gateway.registry.state import RegistryState
 
@@ -101,7 +101,7 @@ async def _refused(_: Request, error: Exception) -> Response:
 
 
 async def _no_database(_: Request, error: Exception) -> Response:
-    log.warning("Postgres did not answer: %s", type(error).__name__)
+    log.warning("Postgres did not answer: %s", named(error))
     return error_answer(Unavailable("the registry's database does not answer", code="database_unavailable"))
 
 
@@ -124,10 +124,7 @@ def new_app(state: RegistryState) -> FastAPI:
     app.state.registry = state
     handlers: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
         LoraplaneError: _refused,
-        OperationalError: _no_database,
-        InterfaceError: _no_database,
-        PoolTimeout: _no_database,
-        TimeoutError: _no_database,
+        **dict.fromkeys(AWAY, _no_database),
         DataError: _not_storable,
         HTTPException: _framework,
         Exception: _refused,

@@ -12,10 +12,9 @@ import uvicorn
 from fastapi import FastAPI
 from redis.asyncio import Redis
 from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
 
 from loraplane_core.files import write_ports
-from loraplane_gateway.db.engine import create_engine
+from loraplane_gateway.db.engine import AWAY, create_engine, named
 from loraplane_gateway.db.sessions import PLATFORM, session_maker, transaction
 from loraplane_gateway.listener import JsonH11Protocol
 from loraplane_gateway.registry.activation.repository import ActivationRepository
@@ -28,6 +27,7 @@ from loraplane_gateway.registry.ingestion.dispatcher import Dispatcher
 from loraplane_gateway.registry.ingestion.processes import Workers
 from loraplane_gateway.registry.metrics import Metrics
 from loraplane_gateway.registry.revocations import Revocations
+from loraplane_gateway.registry.signals import Signal
 from loraplane_gateway.registry.state import RegistryState
 from loraplane_gateway.registry.uploads.files import UploadFiles
 from loraplane_gateway.registry.uploads.repository import UploadRepository
@@ -102,6 +102,7 @@ async def registry(settings: RegistrySettings) -> AsyncIterator[RegistryState]:
         uploads=UploadFiles(settings.store_dir, settings.max_artifact),
         revocations=Revocations(redis),
         metrics=Metrics(),
+        queued=Signal(),
     )
     try:
         yield state
@@ -118,7 +119,7 @@ async def _check_database(state: RegistryState, stop: asyncio.Event) -> None:
             async with transaction(state.sessions, PLATFORM) as session:
                 row = (await session.execute(_CHECK)).one()
             break
-        except (SQLAlchemyError, TimeoutError) as error:
+        except AWAY as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise StartRefused(f"Postgres did not answer for {DATABASE_WAIT_SECONDS:.0f} s") from error
             with contextlib.suppress(TimeoutError):
@@ -136,7 +137,7 @@ async def _serve(state: RegistryState, stop: asyncio.Event) -> None:
     dispatcher = Dispatcher(
         settings=state.settings,
         sessions=state.sessions,
-        hub=state.hub,
+        queued=state.queued,
         workers=workers,
         uploads=state.uploads,
         metrics=state.metrics,
@@ -220,8 +221,10 @@ async def _housekeeping(state: RegistryState) -> None:
     while True:
         try:
             await tidy(state)
-        except (SQLAlchemyError, TimeoutError, OSError) as error:
-            log.warning("housekeeping is put off: %s", type(error).__name__)
+        except AWAY as error:
+            log.warning("housekeeping is put off: %s", named(error))
+        except Exception:
+            log.exception("housekeeping failed")
         await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
 

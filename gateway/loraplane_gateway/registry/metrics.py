@@ -28,6 +28,11 @@ class Metrics:
             ["code"],
             registry=self._registry,
         )
+        self.queue_errors = Counter(
+            "loraplane_registry_ingestion_queue_errors",
+            "Failures of the queue itself that are no outage of Postgres; the log has them",
+            registry=self._registry,
+        )
         self.feed_readers = Gauge("loraplane_registry_feed_readers", "Open change feeds", registry=self._registry)
 
     def ingestion(self, outcome: Outcome, seconds: float) -> None:

@@ -10,6 +10,7 @@ from loraplane_gateway.registry.auth import Authenticator
 from loraplane_gateway.registry.feed.hub import Hub
 from loraplane_gateway.registry.metrics import Metrics
 from loraplane_gateway.registry.revocations import Revocations
+from loraplane_gateway.registry.signals import Signal
 from loraplane_gateway.registry.uploads.files import UploadFiles
 from loraplane_gateway.settings import RegistrySecrets, RegistrySettings
 
@@ -26,4 +27,6 @@ class RegistryState:
     uploads: UploadFiles
     revocations: Revocations
     metrics: Metrics
+    #: Something may have come to the ingestion queue; the dispatcher also looks by itself, but not at once.
+    queued: Signal
     feed_readers: int = 0

@@ -151,7 +151,7 @@ async def dispatching(state: RegistryState, workers: Workers) -> AsyncIterator[N
     dispatcher = Dispatcher(
         settings=state.settings,
         sessions=state.sessions,
-        hub=state.hub,
+        queued=state.queued,
         workers=workers,
         uploads=state.uploads,
         metrics=state.metrics,

@@ -85,5 +85,5 @@ async def test_an_ingestion_that_ends_late_does_not_undo_a_newer_one(three: Api,
     async with transaction(state.sessions, scope) as session:
         locked = await AdapterRepository(session, scope).lock("pirate")
         assert locked is not None
-        await ActivationService(session, scope, "test").activate_ingested(locked, 2, numbered=2)
+        await ActivationService(session, scope, "test").activate_ingested(locked, {3: 100}, 2, numbered=2)
     assert await _active(three) == (3, 2)

@@ -144,7 +144,7 @@ async def test_a_late_ingestion_does_not_end_a_split_with_a_newer_version(four: 
     async with transaction(state.sessions, scope) as session:
         locked = await AdapterRepository(session, scope).lock("pirate")
         assert locked is not None
-        await ActivationService(session, scope, "test").activate_ingested(locked, 3, numbered=3)
+        await ActivationService(session, scope, "test").activate_ingested(locked, {1: 90, 4: 10}, 3, numbered=3)
     assert weights(await four.adapter("acme", "pirate")) == {1: 90, 4: 10}
 
 

@@ -62,6 +62,7 @@ async def register(request: Request) -> Response:
         version = await AdapterService(session, scope, caller).register(
             tenant, adapter, wanted, uid=uid, source_hash=source_hash, files=state.uploads, refusal=refusal
         )
+    state.queued.wake()
     version = await _settled(state, scope, version, seconds, registration=(uid, source_hash))
     return answer(version, 202 if version.state in WAITING else 201)
 
@@ -76,6 +77,7 @@ async def verify(request: Request) -> Response:
         version = await AdapterService(session, scope, caller).verify(
             adapter_of(request), number(path(request, "version"), "version")
         )
+    state.queued.wake()
     version = await _settled(state, scope, version, seconds)
     return answer(version, 202 if version.state in WAITING else 200)
 

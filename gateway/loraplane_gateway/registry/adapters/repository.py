@@ -11,13 +11,16 @@ from loraplane_core.identity import PoolRef
 from loraplane_core.wire.registry import Adapter, Version
 from loraplane_gateway.registry.rows import Repository, rfc3339
 
-_ADAPTER = (
+_ROW = (
     "a.tenant_id, a.name, a.pool, a.warm_replicas, a.pinned, a.claim_uid, a.claim_ref, a.activation_owner,"
     " a.previous_version, a.last_sole, a.source_hash, a.intent_id,"
-    " CASE WHEN a.intent_deadline > now() THEN a.intent_version END AS intent_version,"
-    " (SELECT r.version FROM registrations r WHERE r.uid = a.claim_uid AND r.source_hash = a.source_hash)"
+    " CASE WHEN a.intent_deadline > now() THEN a.intent_version END AS intent_version"
+)
+_ADAPTER = (
+    f"{_ROW}, (SELECT r.version FROM registrations r WHERE r.uid = a.claim_uid AND r.source_hash = a.source_hash)"
     " AS source_version"
 )
+_LOCKED = f"{_ROW}, a.next_version, a.intent_action, a.intent_actor"
 _VERSION = (
     "v.tenant_id, v.adapter, v.version, v.state, v.reason, v.message, v.digest, v.bytes, v.rank, v.target_modules,"
     " v.base_model, v.base_digest, v.base_evidence, v.weight, v.is_active, v.path, v.created_at, v.parameters"
@@ -41,15 +44,15 @@ _GET_VERSIONS = text(f"""
 _GET_VERSION = text(f"""
     SELECT {_VERSION} FROM tenant_adapters v
     WHERE v.tenant_id = :tenant AND v.adapter = :adapter AND v.version = :version""")
-_CREATE = text("""
-    INSERT INTO adapters (tenant_id, name) VALUES (:tenant, :adapter) ON CONFLICT (tenant_id, name) DO NOTHING""")
-_LOCK = text(f"""
-    SELECT {_ADAPTER}, a.next_version, a.intent_action, a.intent_actor FROM adapters a
-    WHERE a.tenant_id = :tenant AND a.name = :adapter FOR UPDATE""")
+_CREATE = text(f"""
+    INSERT INTO adapters AS a (tenant_id, name) VALUES (:tenant, :adapter) ON CONFLICT (tenant_id, name) DO NOTHING
+    RETURNING {_LOCKED}""")
+_LOCK = text(f"SELECT {_LOCKED} FROM adapters a WHERE a.tenant_id = :tenant AND a.name = :adapter FOR UPDATE")
+_LOCK_CLAIMED = text(f"SELECT {_LOCKED} FROM adapters a WHERE a.claim_uid = :uid FOR UPDATE")
 _SET_POOL = text("UPDATE adapters SET pool = :pool WHERE tenant_id = :tenant AND name = :adapter")
-_ADD_VERSION = text("""
-    INSERT INTO tenant_adapters (tenant_id, adapter, version, path, base_model, state)
-    VALUES (:tenant, :adapter, :version, :path, :base_model, :state)""")
+_ADD_VERSION = text(f"""
+    INSERT INTO tenant_adapters AS v (tenant_id, adapter, version, path, base_model, state)
+    VALUES (:tenant, :adapter, :version, :path, :base_model, :state) RETURNING {_VERSION}""")
 _SET_STATE = text("""
     UPDATE tenant_adapters SET state = :state, reason = :reason, message = :message
     WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version""")
@@ -125,19 +128,23 @@ class AdapterRepository(Repository):
     async def lock(self, adapter: str, *, create: bool = False) -> AdapterRow | None:
         """The row, locked until the transaction ends, so that writers of one adapter queue up."""
         key = {"tenant": self.tenant, "adapter": adapter}
-        if create:
-            await self.session.execute(_CREATE, key)
-        row = (await self.session.execute(_LOCK, key)).one_or_none()
+        row = (await self.session.execute(_CREATE, key)).one_or_none() if create else None
+        if row is None:
+            row = (await self.session.execute(_LOCK, key)).one_or_none()
+        return None if row is None else _locked(row)
+
+    async def lock_claimed(self, uid: str) -> AdapterRow | None:
+        """As `lock`, of the adapter that this object claims; in the platform's scope."""
+        row = (await self.session.execute(_LOCK_CLAIMED, {"uid": uid})).one_or_none()
         return None if row is None else _locked(row)
 
     async def set_pool(self, adapter: str, pool: PoolRef) -> None:
         await self.session.execute(_SET_POOL, {"tenant": self.tenant, "adapter": adapter, "pool": str(pool)})
 
-    async def add_version(self, locked: AdapterRow, *, path: str, base_model: str, state: str) -> int:
+    async def add_version(self, locked: AdapterRow, *, path: str, base_model: str, state: str) -> Version:
         """A new version with the next number, which a trigger then moves on."""
         values = {**self._key(locked.name, locked.next_version), "path": path, "base_model": base_model, "state": state}
-        await self.session.execute(_ADD_VERSION, values)
-        return locked.next_version
+        return _version((await self.session.execute(_ADD_VERSION, values)).one())
 
     async def set_state(self, adapter: str, version: int, state: str, reason: str = "", message: str = "") -> None:
         values = {**self._key(adapter, version), "state": state, "reason": reason, "message": message}

@@ -1,7 +1,6 @@
 """The artifact listener: engines fetch by full digest what an adapter of their pool is made of, and nothing else."""
 
 from fastapi import APIRouter
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
@@ -9,6 +8,7 @@ from loraplane_core import headers
 from loraplane_core.credentials import accepted, bearer, engine_credential, role_key
 from loraplane_core.errors import ArtifactUnavailable, InvalidName, NotFound, Unauthenticated
 from loraplane_core.identity import PoolRef, is_digest
+from loraplane_gateway.db.engine import AWAY, named
 from loraplane_gateway.db.sessions import PLATFORM, transaction
 from loraplane_gateway.registry.artifacts.repository import ArtifactRepository
 from loraplane_gateway.registry.http import log, path, state_of
@@ -25,8 +25,8 @@ async def fetch(request: Request) -> Response:
             artifacts = ArtifactRepository(session, PLATFORM)
             pool = await _pool(request, artifacts)
             allowed = is_digest(digest) and await artifacts.may_fetch(pool, digest)
-    except (SQLAlchemyError, TimeoutError) as error:
-        log.warning("a fetch could not be checked: Postgres did not answer (%s)", type(error).__name__)
+    except AWAY as error:
+        log.warning("a fetch could not be checked: Postgres did not answer (%s)", named(error))
         raise ArtifactUnavailable("the registry's database does not answer", retry_after=2) from error
     # One answer for unknown, withdrawn and other pools' artifacts.
     missing = NotFound("this pool has no such artifact")

@@ -1,3 +1,7 @@
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,16 +15,25 @@ from loraplane_gateway.registry.claims.repository import ClaimRepository
 from loraplane_gateway.registry.claims.service import ClaimService
 from loraplane_gateway.registry.http import answer, caller_of, path, read, state_of
 
+CLAIM = "/operator/claims/{uid}"
+T = TypeVar("T")
 router = APIRouter()
 
 
-@router.put("/operator/claims/{uid}")
-async def claim(request: Request) -> Response:
+@asynccontextmanager
+async def _asked(request: Request, kind: type[T]) -> AsyncIterator[tuple[ClaimService, T]]:
+    """What the operator asks for, and one transaction to do it in."""
     caller = await caller_of(request)
     caller.require_operator()
-    wanted = await read(request, ClaimRequest)
+    wanted = await read(request, kind)
     async with transaction(state_of(request).sessions, PLATFORM) as session:
-        return answer(await ClaimService(session, caller.actor).claim(path(request, "uid"), wanted))
+        yield ClaimService(session, caller.actor), wanted
+
+
+@router.put(CLAIM)
+async def claim(request: Request) -> Response:
+    async with _asked(request, ClaimRequest) as (service, wanted):
+        return answer(await service.claim(path(request, "uid"), wanted))
 
 
 @router.get("/operator/claims")
@@ -30,7 +43,7 @@ async def list_all(request: Request) -> Response:
         return answer(Claims(claims=await ClaimRepository(session, PLATFORM).all()))
 
 
-@router.delete("/operator/claims/{uid}")
+@router.delete(CLAIM)
 async def release(request: Request) -> Response:
     caller = await caller_of(request)
     caller.require_operator()
@@ -43,7 +56,7 @@ async def release(request: Request) -> Response:
     return answer({})
 
 
-@router.post("/operator/claims/{uid}/register")
+@router.post(f"{CLAIM}/register")
 async def register(request: Request) -> Response:
     caller = await caller_of(request)
     caller.require_operator()
@@ -53,23 +66,18 @@ async def register(request: Request) -> Response:
     refusal = await source_refusal(state, wanted.source.uri)
     async with transaction(state.sessions, PLATFORM) as session:
         version = await ClaimService(session, caller.actor).register(path(request, "uid"), wanted, refusal)
+    state.queued.wake()
     return answer(version, 202 if version.state in WAITING else 200)
 
 
-@router.post("/operator/claims/{uid}/activate")
+@router.post(f"{CLAIM}/activate")
 async def activate(request: Request) -> Response:
-    caller = await caller_of(request)
-    caller.require_operator()
-    order = await read(request, Activate)
-    async with transaction(state_of(request).sessions, PLATFORM) as session:
-        found = await ClaimService(session, caller.actor).activate(path(request, "uid"), order)
+    async with _asked(request, Activate) as (service, order):
+        found = await service.activate(path(request, "uid"), order)
     return await settled(request, found)
 
 
-@router.post("/operator/claims/{uid}/traffic")
+@router.post(f"{CLAIM}/traffic")
 async def traffic(request: Request) -> Response:
-    caller = await caller_of(request)
-    caller.require_operator()
-    order = await read(request, SetTraffic)
-    async with transaction(state_of(request).sessions, PLATFORM) as session:
-        return answer(await ClaimService(session, caller.actor).set_traffic(path(request, "uid"), order))
+    async with _asked(request, SetTraffic) as (service, order):
+        return answer(await service.set_traffic(path(request, "uid"), order))

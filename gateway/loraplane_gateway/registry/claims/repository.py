@@ -19,9 +19,7 @@ _RELEASE = text("""
 _DELETE_VERSIONS = text("DELETE FROM tenant_adapters WHERE tenant_id = :tenant AND adapter = :adapter")
 _FORGET = text("""
     UPDATE adapters SET previous_version = NULL, last_sole = NULL WHERE tenant_id = :tenant AND name = :adapter""")
-_NOTE_SOURCE = text("""
-    UPDATE adapters SET source_hash = :source_hash
-    WHERE tenant_id = :tenant AND name = :adapter AND source_hash <> :source_hash""")
+_NOTE_SOURCE = text("UPDATE adapters SET source_hash = :source_hash WHERE tenant_id = :tenant AND name = :adapter")
 
 
 class ClaimRepository(Repository):
@@ -53,11 +51,11 @@ class ClaimRepository(Repository):
         """The claim's object names this source now."""
         await self.session.execute(_NOTE_SOURCE, {"tenant": tenant, "adapter": adapter, "source_hash": source_hash})
 
-    async def release(self, claim: Claim) -> None:
-        await self.session.execute(_RELEASE, {"tenant": claim.tenant, "adapter": claim.adapter})
+    async def release(self, tenant: str, adapter: str) -> None:
+        await self.session.execute(_RELEASE, {"tenant": tenant, "adapter": adapter})
 
-    async def delete_versions(self, claim: Claim) -> None:
-        key = {"tenant": claim.tenant, "adapter": claim.adapter}
+    async def delete_versions(self, tenant: str, adapter: str) -> None:
+        key = {"tenant": tenant, "adapter": adapter}
         await self.session.execute(_DELETE_VERSIONS, key)
         await self.session.execute(_FORGET, key)
 

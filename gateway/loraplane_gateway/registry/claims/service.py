@@ -33,6 +33,7 @@ class ClaimService:
 
     def __init__(self, session: AsyncSession, actor: str) -> None:
         self._session = session
+        self._adapters = AdapterRepository(session, PLATFORM)
         self._claims = ClaimRepository(session, PLATFORM)
         self._audit = AuditRepository(session, PLATFORM)
         self._pools = PoolService(session)
@@ -47,40 +48,37 @@ class ClaimService:
         tenant = await require_tenant(self._session, wanted.tenant, hold=True)
         if namespace not in tenant.namespaces:
             raise TenantNotBound(f"the tenant {wanted.tenant!r} does not list the namespace {namespace!r}")
-        pool = await self._pools.find(wanted.pool)
+        pool = await self._pools.find_for(wanted.pool, wanted.adapter)
         if pool is not None and not pool.allows(wanted.tenant, namespace):
             raise Forbidden(
                 f"the pool {wanted.pool} does not admit {wanted.tenant!r} from {namespace!r}", code="pool_not_allowed"
             )
-        await self._pools.check_not_reserved(wanted.adapter)
         locked = await AdapterRepository(self._session, Scope(wanted.tenant)).lock(wanted.adapter, create=True)
         if locked is not None and locked.claim_uid not in ("", uid):
             raise ClaimedByOther(f"{wanted.tenant}/{wanted.adapter} is claimed by {locked.claim_ref}")
-        held = await self._claims.find(uid)
-        if held is not None and (held.tenant, held.adapter) != (wanted.tenant, wanted.adapter):
-            raise Conflict(f"this object claims {held.tenant}/{held.adapter} already", code="immutable_field")
+        held = locked is not None and locked.claim_uid == uid
+        other = None if held else await self._claims.find(uid)
+        if other is not None:
+            raise Conflict(f"this object claims {other.tenant}/{other.adapter} already", code="immutable_field")
         if locked is not None and (locked.activation_owner == "object") != wanted.owns_activation:
             # Who decides has changed, so what the other one ordered does not come true any more.
             await ActivationRepository(self._session, Scope(wanted.tenant)).drop_intent(wanted.adapter)
         await self._claims.set(uid, wanted)
-        if held is None:
+        if not held:
             await self._audit.add(self._actor, "claim.create", tenant=wanted.tenant, subject=wanted.adapter)
         return Claim(uid=uid, ref=wanted.ref, tenant=wanted.tenant, adapter=wanted.adapter, pool=wanted.pool)
 
     async def release(self, uid: str, *, delete_versions: bool) -> None:
         """Let go of the adapter, which is then served no more. An unknown uid holds nothing: no error."""
-        claim = await self._claims.find(uid)
-        if claim is None:
+        locked = await self._adapters.lock_claimed(uid)
+        if locked is None:
             return
-        scope = Scope(claim.tenant)
-        locked = await AdapterRepository(self._session, scope).lock(claim.adapter)
-        if locked is None or locked.claim_uid != uid:
-            return
+        scope = Scope(locked.tenant)
         await ActivationService(self._session, scope, self._actor).stop(locked)  # what waited to serve goes, too
         if delete_versions:
-            await self._claims.delete_versions(claim)
-        await self._claims.release(claim)
-        await self._audit.add(self._actor, "claim.release", tenant=claim.tenant, subject=claim.adapter)
+            await self._claims.delete_versions(locked.tenant, locked.name)
+        await self._claims.release(locked.tenant, locked.name)
+        await self._audit.add(self._actor, "claim.release", tenant=locked.tenant, subject=locked.name)
 
     async def register(self, uid: str, wanted: RegisterSource, refusal: ArtifactRejected | None) -> Version:
         if not 0 < len(wanted.source_hash) <= MAX_ID:
@@ -96,7 +94,8 @@ class ClaimService:
             returned=wanted.returned or locked.source_hash not in ("", wanted.source_hash),
         )
         version = await IngestionService(self._session, scope, self._actor).register(locked, registration)
-        await self._claims.note_source(locked.tenant, locked.name, wanted.source_hash)
+        if locked.source_hash != wanted.source_hash:
+            await self._claims.note_source(locked.tenant, locked.name, wanted.source_hash)
         return version
 
     async def activate(self, uid: str, order: Activate) -> Adapter | Pending:
@@ -111,13 +110,10 @@ class ClaimService:
         )
 
     async def _held(self, uid: str) -> tuple[AdapterRow, Scope]:
-        claim = await self._claims.find(uid)
-        if claim is not None:
-            scope = Scope(claim.tenant)
-            locked = await AdapterRepository(self._session, scope).lock(claim.adapter)
-            if locked is not None and locked.claim_uid == uid:
-                return locked, scope
-        raise NotFound("this object claims nothing")
+        locked = await self._adapters.lock_claimed(uid)
+        if locked is None:
+            raise NotFound("this object claims nothing")
+        return locked, Scope(locked.tenant)
 
 
 def _checked(uid: str, wanted: ClaimRequest) -> str:

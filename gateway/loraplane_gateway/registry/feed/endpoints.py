@@ -1,23 +1,26 @@
 """GET /operator/feed as server-sent events. The reader's pace is the pace: nothing is buffered for it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 from fastapi import APIRouter
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from loraplane_core.errors import TooManyRequests
 from loraplane_core.wire import encode
+from loraplane_gateway.db.engine import AWAY, named
 from loraplane_gateway.db.sessions import PLATFORM, transaction
 from loraplane_gateway.registry.feed.service import FeedService
 from loraplane_gateway.registry.http import caller_of, log, number, state_of
 from loraplane_gateway.registry.state import RegistryState
 
 HEARTBEAT_SECONDS = 1.0
-#: After changes were told the next ones gather for this long: many at once cost a reader few looks at Postgres.
-GATHER_SECONDS = 0.03
+#: After changes were told the next ones gather for this many times as long as reading them took, within these
+#: bounds: many at once cost a reader few looks at Postgres, and a lone one is told at once.
+GATHER_FACTOR = 5.0
+GATHER_SECONDS = (0.03, 0.2)
 MAX_READERS = 16
 router = APIRouter()
 
@@ -52,7 +55,7 @@ async def _events(state: RegistryState, first: bytes, cursor: int) -> AsyncItera
     try:
         yield first or b": continued\n\n"
         while not state.hub.closed:
-            seen = state.hub.position
+            seen, started = state.hub.position, time.monotonic()
             async with transaction(state.sessions, PLATFORM) as session:
                 changes, following = await FeedService(session).changes(cursor)
             for change in changes:
@@ -61,11 +64,12 @@ async def _events(state: RegistryState, first: bytes, cursor: int) -> AsyncItera
                 await state.hub.wait(seen, HEARTBEAT_SECONDS)
                 yield b": heartbeat\n\n"
             else:
-                await asyncio.sleep(GATHER_SECONDS)
+                least, most = GATHER_SECONDS
+                await asyncio.sleep(min(most, max(least, GATHER_FACTOR * (time.monotonic() - started))))
             cursor = following
-    except (SQLAlchemyError, TimeoutError) as error:
+    except AWAY as error:
         # A feed that went on without reading would look alive and be stale; the reader comes back with its cursor.
-        log.warning("a change feed ended: Postgres did not answer (%s)", type(error).__name__)
+        log.warning("a change feed ended: Postgres did not answer (%s)", named(error))
     finally:
         state.feed_readers -= 1
         state.metrics.feed_readers.set(state.feed_readers)

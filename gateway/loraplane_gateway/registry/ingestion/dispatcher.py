@@ -9,19 +9,18 @@ import contextlib
 import logging
 import time
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from loraplane_core.errors import ArtifactRejected
+from loraplane_gateway.db.engine import AWAY, named
 from loraplane_gateway.db.sessions import PLATFORM, Scope, Sessions, transaction
 from loraplane_gateway.registry.adapters.repository import AdapterRepository
-from loraplane_gateway.registry.feed.hub import Hub
 from loraplane_gateway.registry.ingestion.processes import JobRaised, Slot, WorkerLost, Workers
 from loraplane_gateway.registry.ingestion.repository import QueueRepository, Taken
 from loraplane_gateway.registry.ingestion.service import ACTOR, IngestionService
 from loraplane_gateway.registry.ingestion.sources import UPLOAD_SCHEME, written_path
 from loraplane_gateway.registry.ingestion.worker import Failed, IngestJob, Outcome, Refused, ingest
 from loraplane_gateway.registry.metrics import Metrics
-from loraplane_gateway.registry.pools.repository import Pool, PoolRepository
+from loraplane_gateway.registry.pools.repository import Pool
+from loraplane_gateway.registry.signals import Signal
 from loraplane_gateway.registry.uploads.files import UploadFiles
 from loraplane_gateway.settings import RegistrySettings
 
@@ -30,6 +29,7 @@ LEASE_MARGIN = 120.0
 #: Ingestions that are taken or settled while the workers are busy with others.
 AHEAD = 1
 POLL_SECONDS = 1.0
+PAUSE_MAX_SECONDS = 60.0
 log = logging.getLogger("loraplane.registry")
 
 
@@ -39,14 +39,15 @@ class Dispatcher:
         *,
         settings: RegistrySettings,
         sessions: Sessions,
-        hub: Hub,
+        queued: Signal,
         workers: Workers,
         uploads: UploadFiles,
         metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._sessions = sessions
-        self._hub = hub
+        self._queued = queued
+        self._looking = asyncio.Lock()
         self._workers = workers
         self._uploads = uploads
         self._metrics = metrics
@@ -64,52 +65,74 @@ class Dispatcher:
                 async with transaction(self._sessions, PLATFORM) as session:
                     await QueueRepository(session, PLATFORM).release_all()
                 return
-            except (SQLAlchemyError, TimeoutError) as error:
-                log.warning("the ingestion queue cannot be read yet: %s", type(error).__name__)
+            except AWAY as error:
+                log.warning("the ingestion queue cannot be read yet: %s", named(error))
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _work(self) -> None:
+        pause = POLL_SECONDS
         while True:
-            seen = self._hub.position
             try:
-                busy = await self._one()
-            except (SQLAlchemyError, TimeoutError) as error:
-                log.warning("Postgres did not answer the ingestion queue: %s", type(error).__name__)
-                busy = False
-            if not busy:
-                await self._hub.wait(seen, POLL_SECONDS)
+                taken, pool = await self._next()
+                await self._settle(taken, pool, await self._outcome(taken, pool))
+                pause = POLL_SECONDS
+            except AWAY as error:
+                log.warning("Postgres did not answer the ingestion queue: %s", named(error))
+                await asyncio.sleep(POLL_SECONDS)
+            except Exception:
+                # A defect, which the other tasks and the rest of the registry should survive; never a silent one.
+                self._metrics.queue_errors.inc()
+                log.exception("the ingestion queue failed; it is tried again in %.0f s", pause)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, PAUSE_MAX_SECONDS)
 
-    async def _one(self) -> bool:
-        """Run one ingestion if there is one."""
-        found = await self._take()
-        if found is None:
-            return False
-        taken, pool = found
-        async with self._workers.slot() as slot:
-            started = time.monotonic()
-            outcome = await self._outcome(slot, taken, pool)
-            self._metrics.ingestion(outcome, time.monotonic() - started)
+    async def _next(self) -> tuple[Taken, Pool]:
+        """Waits for an ingestion. One task looks at a time, since each look costs Postgres something."""
+        async with self._looking:
+            while True:
+                seen = self._queued.position
+                found = await self._take()
+                if found is not None:
+                    return found
+                await self._queued.wait(seen, POLL_SECONDS)
+
+    async def _settle(self, taken: Taken, pool: Pool, outcome: Outcome) -> None:
+        """Raises one of AWAY: the lease then runs out, and it is taken again."""
+        try:
+            await self._write(taken, pool, outcome)
+        except AWAY:
+            raise
+        except Exception:
+            self._metrics.queue_errors.inc()
+            log.exception("what was found of %s cannot be stored", taken)
+            # What can be: after as many tries as any failure gets, the version is rejected.
+            await self._write(taken, pool, Failed("internal_error", "what was found cannot be stored; see the log"))
+
+    async def _write(self, taken: Taken, pool: Pool, outcome: Outcome) -> None:
         scope = Scope(taken.tenant)
         async with transaction(self._sessions, scope) as session:
             service = IngestionService(session, scope, ACTOR)
             await service.settle(taken, pool, outcome, max_attempts=self._settings.ingest_attempts)
-        return True
 
     async def _take(self) -> tuple[Taken, Pool] | None:
         async with transaction(self._sessions, PLATFORM) as session:
             taken = await QueueRepository(session, PLATFORM).take(2 * self._settings.ingest_timeout + LEASE_MARGIN)
             if taken is None:
                 return None
-            pool = await PoolRepository(session).get(taken.pool)
-            if pool is None:
-                return None
         if taken.state == "pending_base":
             scope = Scope(taken.tenant)
             async with transaction(self._sessions, scope) as session:
                 await AdapterRepository(session, scope).set_state(taken.adapter, taken.version, "ingesting")
-        return taken, pool
+        return taken, Pool(taken.pool, taken.report)
 
-    async def _outcome(self, slot: Slot, taken: Taken, pool: Pool) -> Outcome:
+    async def _outcome(self, taken: Taken, pool: Pool) -> Outcome:
+        async with self._workers.slot() as slot:
+            started = time.monotonic()
+            outcome = await self._checked(slot, taken, pool)
+            self._metrics.ingestion(outcome, time.monotonic() - started)
+        return outcome
+
+    async def _checked(self, slot: Slot, taken: Taken, pool: Pool) -> Outcome:
         if taken.attempts > self._settings.ingest_attempts:
             # It was taken often enough and never settled: whatever dies of it must not die for ever.
             return Failed("internal_error", f"given up after {self._settings.ingest_attempts} tries")
@@ -127,10 +150,10 @@ class Dispatcher:
         try:
             return await slot.run(ingest, job, self._settings.ingest_timeout)
         except WorkerLost as error:
-            log.warning("ingestion of %s/%s@%d: %s", taken.tenant, taken.adapter, taken.version, error)
+            log.warning("ingestion of %s: %s", taken, error)
             return Failed("deadline_exceeded" if error.timed_out else "internal_error", str(error))
         except JobRaised as error:
-            log.error("ingestion of %s/%s@%d raised %s", taken.tenant, taken.adapter, taken.version, error)
+            log.error("ingestion of %s raised %s", taken, error)
             return Failed("internal_error", "the check of the artifact failed; the log has the details")
 
     def _job(self, taken: Taken, pool: Pool) -> IngestJob:

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from sqlalchemy import text
 
 from loraplane_core.identity import PoolRef
+from loraplane_core.wire.registry import PoolReport
 from loraplane_gateway.registry.ingestion.worker import Accepted
 from loraplane_gateway.registry.rows import Repository
 
@@ -18,7 +20,7 @@ _ENQUEUE = text("""
 _TAKE = text("""
     WITH n AS MATERIALIZED (  -- once: a plan may run a subquery again for each row that it joins, and take several
         SELECT i.tenant_id, i.adapter, i.version, i.source, i.expected_digest, i.verify, i.attempts,
-               v.rank, v.base_model, v.state, p.namespace, p.name
+               v.rank, v.base_model, v.state, p.namespace, p.name, to_jsonb(p) AS report
         FROM ingestions i
         JOIN tenant_adapters v USING (tenant_id, adapter, version)
         JOIN adapters a ON a.tenant_id = i.tenant_id AND a.name = i.adapter
@@ -41,16 +43,17 @@ _UNQUEUED = text("""
         SELECT 1 FROM ingestions i
         WHERE i.tenant_id = v.tenant_id AND i.adapter = v.adapter AND i.version = v.version)""")
 _RELEASE_ALL = text("UPDATE ingestions SET lease_until = NULL WHERE lease_until IS NOT NULL")
-_GET = text("""
-    SELECT activate FROM ingestions
-    WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version FOR UPDATE""")
 _ACTIVATE_ONLY = text("""
     UPDATE ingestions SET activate = (version = :version) WHERE tenant_id = :tenant AND adapter = :adapter""")
-_DONE = text("DELETE FROM ingestions WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version")
-_TWIN = text("""
-    SELECT version FROM tenant_adapters
-    WHERE tenant_id = :tenant AND adapter = :adapter AND version <> :version AND state = 'validated'
-      AND digest = :digest AND base_digest = :base_digest ORDER BY version LIMIT 1""")
+_DONE = text("""
+    DELETE FROM ingestions WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version
+    RETURNING activate""")
+_KIN = text("""
+    SELECT version, weight, is_active, is_twin FROM (
+        SELECT version, weight, is_active, version <> :version AND state = 'validated' AND digest = :digest
+               AND base_digest = :base_digest AS is_twin
+        FROM tenant_adapters WHERE tenant_id = :tenant AND adapter = :adapter) v
+    WHERE is_active OR is_twin ORDER BY version""")
 _VALIDATED = text("""
     UPDATE tenant_adapters SET state = 'validated', reason = '', message = '', digest = :digest, bytes = :bytes,
         rank = :rank, target_modules = :target_modules, base_model = :base_model, base_digest = :base_digest,
@@ -83,6 +86,10 @@ class Taken:
     base_model: str
     state: str
     pool: PoolRef
+    report: PoolReport  # the pool's, as it was then
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.adapter}@{self.version}"
 
 
 class QueueRepository(Repository):
@@ -104,6 +111,7 @@ class QueueRepository(Repository):
             base_model=row.base_model,
             state=row.state,
             pool=PoolRef(row.namespace, row.name),
+            report=msgspec.convert(row.report, PoolReport),
         )
 
     async def release_all(self) -> None:
@@ -125,10 +133,6 @@ class IngestionRepository(Repository):
         values = {"source": source, "expected_digest": expected_digest, "verify": verify, "activate": activate}
         await self.session.execute(_ENQUEUE, {**self._key(adapter, version), **values})
 
-    async def lock(self, adapter: str, version: int) -> bool | None:
-        """Whether the queued ingestion activates; None when it is gone."""
-        return (await self.session.execute(_GET, self._key(adapter, version))).scalar_one_or_none()
-
     async def activate_only(self, adapter: str, version: int) -> None:
         """Of what is queued for this adapter, only this version is activated."""
         await self.session.execute(_ACTIVATE_ONLY, self._key(adapter, version))
@@ -136,13 +140,17 @@ class IngestionRepository(Repository):
     async def delay(self, adapter: str, version: int, seconds: float) -> None:
         await self.session.execute(_DELAY, {**self._key(adapter, version), "seconds": seconds})
 
-    async def done(self, adapter: str, version: int) -> None:
-        await self.session.execute(_DONE, self._key(adapter, version))
+    async def done(self, adapter: str, version: int) -> bool | None:
+        """Takes it off the queue. Whether it activates; None when it was gone already."""
+        return (await self.session.execute(_DONE, self._key(adapter, version))).scalar_one_or_none()
 
-    async def twin(self, adapter: str, version: int, digest: str, base_digest: str) -> int | None:
-        """Another validated version of this adapter with the same bytes for the same base."""
+    async def kin(self, adapter: str, version: int, digest: str, base_digest: str) -> tuple[dict[int, int], int | None]:
+        """The shares of this adapter's versions, as `ActivationRepository.weights` gives them, and the oldest
+        other validated version with the same bytes for the same base."""
         values = {**self._key(adapter, version), "digest": digest, "base_digest": base_digest}
-        return (await self.session.execute(_TWIN, values)).scalar_one_or_none()
+        rows = (await self.session.execute(_KIN, values)).all()
+        weights = {row.version: row.weight for row in rows if row.is_active}
+        return weights, next((row.version for row in rows if row.is_twin), None)
 
     async def validated(
         self, adapter: str, version: int, found: Accepted, *, base_model: str, base_digest: str

@@ -66,9 +66,10 @@ class IngestionService:
             raise InvalidParameter("source.digest is 64 lower-case hexadecimal digits", param="source.digest")
         pool = await self._pools.find(locked.pool)
         base_model = _declared(wanted.base_model, pool)
-        number = await self._adapters.add_version(
+        version = await self._adapters.add_version(
             locked, path=wanted.source.uri, base_model=base_model, state=_waiting(pool)
         )
+        number = version.version
         await self._ingestions.enqueue(
             locked.name,
             number,
@@ -81,7 +82,7 @@ class IngestionService:
         await self._audit.add(
             self._actor, "version.register", tenant=locked.tenant, subject=locked.name, version=number
         )
-        return await self._version(locked.name, number)
+        return version
 
     async def verify(self, locked: AdapterRow, number: int) -> Version:
         """Queue a row that was written by hand. Its path is only the source; what it claims must be true."""
@@ -110,15 +111,15 @@ class IngestionService:
     async def settle(self, taken: Taken, pool: Pool, outcome: Outcome, *, max_attempts: int) -> None:
         """Write what an ingestion found, and activate if the registration asked for it: one transaction."""
         locked = await self._adapters.lock(taken.adapter)
-        activate = await self._ingestions.lock(taken.adapter, taken.version)
+        if isinstance(outcome, Failed) and taken.attempts < max_attempts:
+            await self._ingestions.delay(taken.adapter, taken.version, 2.0 ** (taken.attempts - 1))
+            return
+        activate = await self._ingestions.done(taken.adapter, taken.version)
         if locked is None or activate is None:
             return  # the version was deleted meanwhile
         if isinstance(outcome, Accepted):
             await self._accept(locked, taken, pool, outcome, activate=activate)
-        elif isinstance(outcome, Failed) and taken.attempts < max_attempts:
-            await self._ingestions.delay(taken.adapter, taken.version, 2.0 ** (taken.attempts - 1))
         else:
-            await self._ingestions.done(taken.adapter, taken.version)
             await self._adapters.set_state(taken.adapter, taken.version, "rejected", outcome.code, outcome.message)
             await self._audit.add(
                 ACTOR, "version.reject", tenant=taken.tenant, subject=taken.adapter, version=taken.version
@@ -126,9 +127,9 @@ class IngestionService:
 
     async def _accept(self, locked: AdapterRow, taken: Taken, pool: Pool, found: Accepted, *, activate: bool) -> None:
         base_digest = pool.report.base_digest
-        twin = None
-        if not taken.verify:
-            twin = await self._ingestions.twin(taken.adapter, taken.version, found.digest, base_digest)
+        weights, twin = await self._ingestions.kin(taken.adapter, taken.version, found.digest, base_digest)
+        if taken.verify:
+            twin = None  # what was written by hand stays a version of its own
         if twin is not None:
             # The same bytes are a version already; this number stays unused.
             await self._ingestions.repoint(taken.adapter, taken.version, twin)
@@ -138,13 +139,12 @@ class IngestionService:
             await self._ingestions.validated(
                 taken.adapter, taken.version, found, base_model=base_model, base_digest=base_digest
             )
-            await self._ingestions.done(taken.adapter, taken.version)
             await self._audit.add(
                 ACTOR, "version.validate", tenant=taken.tenant, subject=taken.adapter, version=taken.version
             )
         if activate:
             activation = ActivationService(self._session, self._scope, ACTOR)
-            await activation.activate_ingested(locked, twin or taken.version, numbered=taken.version)
+            await activation.activate_ingested(locked, weights, twin or taken.version, numbered=taken.version)
 
     async def _known(self, locked: AdapterRow, known: tuple[str, int], wanted: Registration) -> Version:
         adapter, number = known

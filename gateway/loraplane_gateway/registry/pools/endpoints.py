@@ -21,6 +21,7 @@ async def put(request: Request) -> Response:
     ref, report = _ref(request), await read(request, PoolReport)
     async with transaction(state_of(request).sessions, PLATFORM) as session:
         await PoolService(session).report(ref, report)
+    state_of(request).queued.wake()  # what waited for its base
     return answer({})
 
 

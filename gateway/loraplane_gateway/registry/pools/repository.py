@@ -20,6 +20,9 @@ _PUT = text(f"""
     ON CONFLICT (namespace, name) DO UPDATE SET {_UPDATE}""")
 _GET = text(f"SELECT namespace, name, {_FIELDS} FROM pools WHERE namespace = :namespace AND name = :name")
 _LIST = text(f"SELECT namespace, name, {_FIELDS} FROM pools ORDER BY namespace, name")
+_GET_OR_CALLED = text(f"""
+    SELECT namespace, name, {_FIELDS} FROM pools
+    WHERE (namespace = :namespace AND name = :name) OR base_model = :called OR :called = ANY (aliases)""")
 _DELETE = text("DELETE FROM pools WHERE namespace = :namespace AND name = :name")
 
 
@@ -71,6 +74,11 @@ class PoolRepository:
     async def get(self, ref: PoolRef) -> Pool | None:
         row = (await self._session.execute(_GET, {"namespace": ref.namespace, "name": ref.name})).one_or_none()
         return None if row is None else _pool(row)
+
+    async def get_or_called(self, ref: PoolRef, base: str) -> list[Pool]:
+        """That pool, and whichever serve a base of that name."""
+        values = {"namespace": ref.namespace, "name": ref.name, "called": base}
+        return [_pool(row) for row in await self._session.execute(_GET_OR_CALLED, values)]
 
     async def all(self) -> list[Pool]:
         return [_pool(row) for row in await self._session.execute(_LIST)]

@@ -1,5 +1,7 @@
 """Reports in, and which pool an adapter may use."""
 
+from collections.abc import Iterable
+
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplane_core.errors import Forbidden, InvalidName, InvalidParameter, NotFound
@@ -63,8 +65,19 @@ class PoolService:
 
     async def check_not_reserved(self, adapter: str) -> None:
         """Raises InvalidName when a client's `model` of that name would mean a base."""
-        if any(pool.is_called(adapter) for pool in await self._pools.all()):
-            raise InvalidName(f"{adapter!r} is the name of a base model", param="adapter", code="reserved_name")
+        _refuse_reserved(adapter, await self._pools.all())
+
+    async def find_for(self, ref: str, adapter: str) -> Pool | None:
+        """As `find` and `check_not_reserved` together."""
+        parsed = PoolRef.parse(ref)
+        found = await self._pools.get_or_called(parsed, adapter)
+        _refuse_reserved(adapter, found)
+        return next((pool for pool in found if pool.ref == parsed), None)
+
+
+def _refuse_reserved(adapter: str, pools: Iterable[Pool]) -> None:
+    if any(pool.is_called(adapter) for pool in pools):
+        raise InvalidName(f"{adapter!r} is the name of a base model", param="adapter", code="reserved_name")
 
 
 def _with_base_of(report: PoolReport, known: PoolReport) -> PoolReport:
