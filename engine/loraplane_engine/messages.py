@@ -53,12 +53,15 @@ class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
-    """Map the engine image at `image` into the host tier. Answered by AdapterState or AdapterFailed."""
+    """Map the engine image at `image` into the host tier. Answered by AdapterState or AdapterFailed.
+
+    `wait_s`: how long it may wait for room that adapters in use will leave.
+    """
 
     key: AdapterKey
     image: str
-    pinned: bool = False
     warm_wanted: bool = False
+    wait_s: float = 0.0
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
@@ -69,7 +72,10 @@ class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_l
 
 
 class MarkAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
-    """Change the marks of a loaded adapter; None leaves one as it is."""
+    """Change the marks of a loaded adapter; None leaves one as it is.
+
+    Answered by AdapterState; a pin that does not fit by AdapterFailed first, and the other mark stands.
+    """
 
     key: AdapterKey
     pinned: bool | None = None
@@ -171,8 +177,10 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=
     page_tokens: int
     adapter_budget_bytes: int
     adapter_used_bytes: int
+    adapter_reserved_bytes: int  # of the budget, by pinned adapters
     host_budget_bytes: int
     host_used_bytes: int
+    host_reserved_bytes: int  # of the budget, by warm and pinned adapters
     kv_tokens_total: int
     kv_tokens_displaced: int
     kv_tokens_free: int

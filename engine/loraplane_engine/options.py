@@ -12,7 +12,9 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     model: str  # folder with config.json and *.safetensors
     dtype: Dtype = "auto"  # auto = bfloat16 on a GPU, float32 on a CPU
-    max_model_len: int | None = None  # None = the base's own limit, at most 4096
+    # None = the base's own limit, at most 4096 and at most what device_memory has room for; one given that has no
+    # room stops the start.
+    max_model_len: int | None = None
     max_batch_tokens: int = 512  # positions computed in one step
     max_sequences: int = 64  # requests running at once; never a count of adapters
     # The arena; None = 768 MiB for the KV cache, or less when every sequence at full length needs less, beside

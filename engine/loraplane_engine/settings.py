@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--cache-dir", metavar="DIR", help="where engine images are kept (managed: required)")
     add("--disk-cache", default="4Gi", metavar="BYTES", help="bound of the images in --cache-dir")
     add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
-    add("--max-model-len", type=int, help="longest prompt plus answer, in tokens")
+    add("--max-model-len", type=int, help="longest prompt plus answer, in tokens (default: what base and memory allow)")
     add("--max-batch-tokens", type=int, default=512, help="positions computed in one step")
     add("--max-sequences", type=int, default=64, help="requests running at once")
     add("--device-memory", metavar="BYTES", help="KV cache and adapters together")

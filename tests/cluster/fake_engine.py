@@ -13,7 +13,8 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -22,10 +23,12 @@ from starlette.types import Receive, Scope, Send
 
 from loraplane_core import headers as names
 from loraplane_core.artifact.digest import WEIGHTS_FILE, base_digest
+from loraplane_core.errors import LoraplaneError
 from loraplane_core.identity import AdapterId
 from loraplane_core.wire import encode
 from loraplane_core.wire.engine import ModelInfo, Pin, PutAdapter, Residence
 from loraplane_engine import messages as m
+from loraplane_engine.adapters.room import Held, check_pin, host_victims, keeps_place
 from loraplane_engine.server import access
 from loraplane_engine.server.adapters import AdapterStore
 from loraplane_engine.server.admin_app import AdminRoutes
@@ -55,27 +58,83 @@ class Misdeeds(msgspec.Struct, kw_only=True):
     unready: bool = False
 
 
-class NoCore(CoreClient):
-    """Says what a core would say about adapters, at once."""
+@dataclass(frozen=True)
+class Budgets:
+    host: int
+    device: int
+    slots: int | None
 
-    def __init__(self, said: Callable[[m.AdapterState | m.AdapterFailed], None], size: Callable[[str], int]) -> None:
+
+class NoCore(CoreClient):
+    """Says what a core would say about adapters, at once, and keeps the same reservations."""
+
+    def __init__(
+        self, said: Callable[[m.AdapterState | m.AdapterFailed], None], size: Callable[[str], int], budgets: Budgets
+    ) -> None:
         self._said = said
         self._size = size
-        self.held: dict[m.AdapterKey, m.AdapterState] = {}
+        self._budgets = budgets
+        self.held: dict[m.AdapterKey, m.AdapterState] = {}  # what came first is the first to leave
 
     def send(self, *batch: m.ToCore) -> None:
         for message in batch:
             asyncio.get_running_loop().call_soon(self._do, message)
 
     def _do(self, message: m.ToCore) -> None:
-        match message:
-            case m.LoadAdapter(key=key, pinned=pinned, warm_wanted=warm):
-                self._hold(key, pinned=pinned, warm=warm)
-            case m.MarkAdapter(key=key, pinned=pinned, warm_wanted=warm) if known := self.held.get(key):
-                chosen = known.warm_wanted if warm is None else warm
-                self._hold(key, pinned=known.pinned if pinned is None else pinned, warm=chosen)
-            case m.UnloadAdapter(key=key):
-                self.lose(key)
+        try:
+            match message:
+                case m.LoadAdapter():
+                    self._load(message)
+                case m.MarkAdapter():
+                    self._mark(message)
+                case m.UnloadAdapter(key=key):
+                    self.lose(key)
+        except LoraplaneError as error:
+            assert isinstance(message, m.LoadAdapter | m.MarkAdapter)
+            self._said(m.AdapterFailed(key=message.key, code=error.code, message=error.message))
+            if message.key in self.held:
+                self._said(self.held[message.key])
+
+    def _load(self, message: m.LoadAdapter) -> None:
+        key = message.key
+        known = self.held.get(key)
+        if known is None and key.digest not in self._images():
+            newcomer = key.ref if message.warm_wanted else None
+            victims = host_victims(self._seen_by(newcomer), self._size(key.digest), self._budgets.host)
+            assert victims is not None, "nothing here is ever in use"
+            for other in [other for other in self.held if other.digest in victims]:
+                self.lose(other)
+        pinned = known is not None and known.pinned
+        self._hold(key, pinned=pinned, warm=message.warm_wanted or (known is not None and known.warm_wanted))
+
+    def _mark(self, message: m.MarkAdapter) -> None:
+        known = self.held.get(message.key)
+        if known is None:
+            self.lose(message.key)
+            return
+        warm = known.warm_wanted if message.warm_wanted is None else message.warm_wanted
+        pinned = known.pinned if message.pinned is None else message.pinned
+        others = {key.digest for key, each in self.held.items() if each.pinned}
+        if pinned and message.key.digest not in others:
+            self._hold(message.key, pinned=False, warm=warm)  # stands, whatever becomes of the pin
+            budgets = self._budgets
+            check_pin(known.bytes, [self._size(digest) for digest in others], budgets.device, budgets.slots)
+        self._hold(message.key, pinned=pinned, warm=warm)
+
+    def _images(self) -> dict[str, list[m.AdapterState]]:
+        images: dict[str, list[m.AdapterState]] = {}
+        for key, each in self.held.items():
+            images.setdefault(key.digest, []).append(each)
+        return images
+
+    def _seen_by(self, newcomer: str | None) -> Iterator[Held]:
+        for age, (digest, states) in enumerate(self._images().items()):
+            holders = [(each.key.ref, each.pinned) for each in states if each.warm_wanted or each.pinned]
+            reserved = keeps_place(holders, newcomer)
+            yield Held(digest, self._size(digest), reserved, busy=False, order=(bool(holders), False, age))
+
+    def reserved(self, mark: Callable[[m.AdapterState], bool]) -> int:
+        return sum(self._size(digest) for digest, states in self._images().items() if any(map(mark, states)))
 
     def _hold(self, key: m.AdapterKey, *, pinned: bool, warm: bool) -> None:
         state = m.AdapterState(
@@ -109,12 +168,12 @@ class NoImages(ImageStore):
     async def open(self) -> None:
         self._where.mkdir(parents=True, exist_ok=True)
 
-    def has(self, digest: str) -> bool:
-        return digest in self.sizes
-
-    def find(self, digest: str) -> Image | None:
+    def get(self, digest: str) -> Image | None:
         size = self.sizes.get(digest)
         return None if size is None else Image(self._where, size, 1, size)
+
+    def find(self, digest: str) -> Image | None:
+        return self.get(digest)
 
     async def fetched(self, digest: str, size: int) -> Image:
         with tempfile.TemporaryDirectory(dir=self._where) as folder:
@@ -174,7 +233,9 @@ class FakeEngine:
         self._fetcher = ArtifactFetcher(managed)
         assert settings.cache_dir is not None
         self._images = NoImages(settings.cache_dir / "fake", self._fetcher)
-        self._core = NoCore(self._core_said, lambda digest: self._images.sizes.get(digest, 0))
+        core = settings.core
+        self._budgets = Budgets(core.host_cache, core.adapter_memory or _ADAPTER_MEMORY, core.slots)
+        self._core = NoCore(self._core_said, lambda digest: self._images.sizes.get(digest, 0), self._budgets)
         self._store = FakeStore(self._core, on_change=self._hub.changed, on_load=lambda tier, seconds: None)
         self._references = ManagedReferences(self._info.base_digest)
         self._credentials = managed.credentials
@@ -246,13 +307,14 @@ class FakeEngine:
 
     def _tell_memory(self) -> None:
         values: dict[str, object] = dict.fromkeys(m.StepStats.__struct_fields__, 0)
-        core = self._settings.core
         values |= {
             "adapters_in_step_histogram": [],
             "tokens_by_adapter": {},
-            "adapter_budget_bytes": core.adapter_memory or _ADAPTER_MEMORY,
-            "host_budget_bytes": core.host_cache,
-            "host_used_bytes": sum(each.bytes for each in self._core.held.values()),
+            "adapter_budget_bytes": self._budgets.device,
+            "adapter_reserved_bytes": self._core.reserved(lambda each: each.pinned),
+            "host_budget_bytes": self._budgets.host,
+            "host_used_bytes": self._core.reserved(lambda each: True),
+            "host_reserved_bytes": self._core.reserved(lambda each: each.pinned or each.warm_wanted),
             "kv_tokens_total": 4096,
             "kv_tokens_free": 4096,
         }

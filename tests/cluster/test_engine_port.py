@@ -23,6 +23,8 @@ from tests.cluster.services import ROOT, Process, until
 from tests.gateway.postgres import free_port
 
 TOKENS = {"epoch": 2, "data": ["data-2"], "state": ["state-2"], "admin": ["admin-2", "admin-1"], "fetch": "fetch-2"}
+#: Of the real model's memory, in bytes: 16 tokens, keys and values, 30 layers of 3 heads of 64 in float32.
+PAGE = 16 * 2 * 30 * 3 * 64 * 4
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -38,10 +40,13 @@ class Source:
 
 @dataclass
 class Bench:
+    """An engine whose host memory has room for two of its three artifacts, and its device memory for one."""
+
     admin: httpx.Client
-    health: str
+    data: str  # url
     source: Source
     artifacts: list[tuple[str, int]]  # (digest, bytes of the weights)
+    size: int  # of each in memory
 
     def put(self, ref: str, number: int, **changes: Any) -> httpx.Response:
         digest, size = self.artifacts[number]
@@ -51,6 +56,35 @@ class Bench:
     def delete(self, ref: str, number: int) -> httpx.Response:
         headers = {"x-loraplane-digest": self.artifacts[number][0]}
         return self.admin.delete(f"/adapters/{ref}?drain_s=1", headers=headers)
+
+    def pin(self, ref: str, number: int, **marks: bool) -> httpx.Response:
+        headers = {"x-loraplane-digest": self.artifacts[number][0]}
+        return self.admin.post(f"/adapters/{ref}/pin", json=marks, headers=headers)
+
+    def ask(self, ref: str, number: int) -> httpx.Response:
+        """A request of a tenant, as the gateway sends it."""
+        name, _, version = ref.rpartition("/")
+        digest, size = self.artifacts[number]
+        headers = {
+            "authorization": "Bearer data-2",
+            "x-loraplane-adapter": f"{name}@{version}",
+            "x-loraplane-digest": digest,
+            "x-loraplane-bytes": str(size),
+            "x-loraplane-rank": "8",
+            "x-loraplane-base-digest": self.admin.get("/model").json()["base_digest"],
+        }
+        body = {"model": name, "prompt": "hi", "max_tokens": 1}
+        return httpx.post(f"{self.data}/v1/completions", json=body, headers=headers, timeout=30, trust_env=False)
+
+    def capacity(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.admin.get("/adapters").json()["capacity"]
+        return found
+
+    def clear(self) -> None:
+        for ref in self.listed():
+            digest = self.listed()[ref]["digest"]
+            headers = {"x-loraplane-digest": digest}
+            assert self.admin.delete(f"/adapters/{ref.replace('@', '/')}?drain_s=1", headers=headers).is_success
 
     def listed(self) -> dict[str, dict[str, Any]]:
         return {each["ref"]: each for each in self.admin.get("/adapters").json()["adapters"]}
@@ -97,6 +131,8 @@ def bench(request: pytest.FixtureRequest, source: Source, tmp_path_factory: pyte
     else:
         folders = [tiny_adapter(folder / str(number), number) for number in range(3)]
     artifacts = [(artifact_digest(each), (each / "adapter_model.safetensors").stat().st_size) for each in folders]
+    size = 3 * PAGE if real else artifacts[0][1]
+    budgets = {"host-cache": 5 * size // 2, "adapter-memory": 3 * size // 2}
     source.folders |= {digest: each for (digest, _), each in zip(artifacts, folders, strict=True)}
     credentials = folder / "credentials.json"
     credentials.touch(0o600)
@@ -108,7 +144,7 @@ def bench(request: pytest.FixtureRequest, source: Source, tmp_path_factory: pyte
         *("--model", str(folder / "models" / ("smollm2-135m-instruct" if real else "tiny"))),
         *("--credentials", str(credentials), "--replica", "serving/smol/0", "--cache-dir", str(folder / "cache")),
         *("--artifacts-url", f"http://127.0.0.1:{source.port}", "--max-model-len", "256"),
-        *(f"--{name}={port}" for name, port in ports.items()),
+        *(f"--{name}={value}" for name, value in (*ports.items(), *budgets.items())),
         env={"HOME": str(folder)},
     )
     admin = f"http://127.0.0.1:{ports['admin-port']}"
@@ -118,7 +154,7 @@ def bench(request: pytest.FixtureRequest, source: Source, tmp_path_factory: pyte
             base_url=admin, headers={"authorization": "Bearer admin-2"}, timeout=30, trust_env=False
         ) as client:
             until(lambda: _answers(health), 60, engine.tail)
-            yield Bench(client, health, source, artifacts)
+            yield Bench(client, f"http://127.0.0.1:{ports['port']}", source, artifacts, size)
     finally:
         engine.stop()
 
@@ -210,6 +246,85 @@ def test_pins_change_marks_and_need_a_warm_adapter(bench: Bench) -> None:
     cached = bench.admin.post(where, json={"pinned": False, "warm": False}, headers=headers).json()
     assert (cached["pinned"], cached["warm_wanted"]) == (False, False)
     assert bench.delete("acme/f/1", 0).is_success
+
+
+@pytest.fixture
+def empty(bench: Bench) -> Iterator[Bench]:
+    yield bench
+    bench.clear()
+
+
+def test_marks_come_and_go_without_a_load_and_the_capacity_tells_what_they_reserve(empty: Bench) -> None:
+    size = empty.size
+    assert empty.capacity()["host_bytes"] == 5 * size // 2
+    assert size <= empty.capacity()["adapter_bytes"] <= 3 * size // 2  # in whole pages
+
+    def reserves(host: int, device: int) -> None:
+        told = ("host_reserved_bytes", "reserved_bytes")
+        until(lambda: [empty.capacity()[name] for name in told] == [host, device], 5, lambda: str(empty.capacity()))
+
+    reserves(0, 0)
+    first = empty.put("acme/m/1", 0).json()
+    assert (first["bytes"], first["pinned"], first["warm_wanted"]) == (size, False, True)
+    reserves(size, 0)
+    served = empty.source.served
+    assert empty.pin("acme/m/1", 0, pinned=True, warm=True).json()["residency"] == "device"
+    reserves(size, size)
+    assert empty.pin("acme/m/1", 0, pinned=False, warm=False).json()["bytes"] == size
+    reserves(0, 0)
+    assert empty.put("acme/m/1", 0, pinned=True).json()["pinned"]
+    assert empty.source.served == served
+    reserves(size, size)
+    assert empty.delete("acme/m/1", 0).is_success
+    reserves(0, 0)
+
+
+def test_a_pin_that_does_not_fit_is_refused_with_the_arithmetic_and_the_adapter_is_warm(empty: Bench) -> None:
+    assert empty.put("acme/m/1", 0, pinned=True).json()["residency"] == "device"
+    for refused in (empty.put("acme/n/1", 1, pinned=True), empty.pin("acme/n/1", 1, pinned=True, warm=True)):
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "insufficient_memory")
+        message = refused.json()["error"]["message"]
+        assert f"needs {empty.size} bytes of device memory; 1 pinned adapters hold {empty.size} of" in message
+    told = empty.listed()["acme/n@1"]
+    assert (told["residency"] in ("host", "device"), told["warm_wanted"], told["pinned"]) == (True, True, False)
+    assert told["message"] == message
+    assert empty.pin("acme/m/1", 0, pinned=False).is_success
+    pinned = empty.pin("acme/n/1", 1, pinned=True).json()
+    assert (pinned["pinned"], pinned["residency"], pinned["message"]) == (True, "device", "")
+
+
+def test_neither_a_wish_nor_a_request_takes_the_place_of_what_is_warm(empty: Bench) -> None:
+    for ref, number in (("acme/m/1", 0), ("acme/n/1", 1)):
+        assert empty.put(ref, number).is_success
+    for refused in (empty.put("acme/o/1", 2), empty.ask("acme/o/1", 2)):
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "insufficient_memory")
+        message = refused.json()["error"]["message"]
+        assert f"needs {empty.size} bytes of host memory" in message
+        assert f"reserved {2 * empty.size} of {5 * empty.size // 2}, so {empty.size // 2} are free" in message
+    told = empty.listed()
+    assert all(told[ref]["residency"] in ("host", "device") for ref in ("acme/m@1", "acme/n@1"))
+    assert (told["acme/o@1"]["residency"], told["acme/o@1"]["bytes"]) == ("disk", empty.size)
+    assert empty.pin("acme/m/1", 0, pinned=False, warm=False).is_success
+    assert empty.put("acme/o/1", 2).is_success
+    told = empty.listed()
+    assert told.get("acme/m@1", {"residency": "absent"})["residency"] in ("disk", "absent")
+    assert told["acme/n@1"]["residency"] in ("host", "device")
+
+
+def test_what_a_request_brought_in_goes_first(empty: Bench) -> None:
+    assert empty.put("acme/m/1", 0).is_success
+    assert empty.ask("acme/n/1", 1).is_success
+    assert empty.listed()["acme/n@1"]["warm_wanted"] is False
+    assert empty.put("acme/o/1", 2).is_success
+    told = empty.listed()
+    assert {ref for ref, each in told.items() if each["residency"] in ("host", "device")} == {"acme/m@1", "acme/o@1"}
+
+
+def test_the_next_version_takes_the_place_of_the_one_before_it(empty: Bench) -> None:
+    for ref, number in (("acme/m/1", 0), ("acme/n/1", 1), ("acme/m/2", 2)):
+        assert empty.put(ref, number).is_success
+    told = empty.listed()
+    assert {ref for ref, each in told.items() if each["residency"] in ("host", "device")} == {"acme/n@1", "acme/m@2"}
 
 
 def test_state_greets_tells_all_then_changes_then_beats(bench: Bench) -> None:

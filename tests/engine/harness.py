@@ -25,6 +25,7 @@ from loraplane_engine.messages import (
     FromCore,
     Generate,
     LoadAdapter,
+    MarkAdapter,
     Output,
     RequestFailed,
     SamplingParams,
@@ -47,6 +48,8 @@ TINY = {
     "tie_word_embeddings": True,
     "eos_token_id": 2,
 }
+#: Bytes of one page of the tiny base's arena in float32.
+PAGE = 8192
 DEADLINE = 20.0
 
 # Spinning OpenMP threads of many test processes on few cores cost more than they bring.
@@ -192,16 +195,30 @@ class Driven:
             self.step()
 
     def load(
-        self, artifact: Path, ref: str, *, pinned: bool = False, warm_wanted: bool = False, wait: bool = True
+        self,
+        artifact: Path,
+        ref: str,
+        *,
+        pinned: bool = False,
+        warm_wanted: bool = False,
+        wait: bool = True,
+        wait_s: float = 0.0,
     ) -> AdapterKey:
         image = self.folder / f"{artifact.name}.image"
         manifest = convert(artifact, image, self.core.base.layout)
         key = AdapterKey(ref, manifest.digest)
-        self.core.handle(LoadAdapter(key=key, image=str(image), pinned=pinned, warm_wanted=warm_wanted))
+        self.core.handle(LoadAdapter(key=key, image=str(image), warm_wanted=warm_wanted, wait_s=wait_s))
         if wait:
             self.until(lambda: not self.core.residency.loading)
+        if pinned:
+            self.mark(key, pinned=True)
         self.drain()
         return key
+
+    def mark(self, key: AdapterKey, *, pinned: bool | None = None, warm_wanted: bool | None = None) -> None:
+        self.failed.pop(key, None)
+        self.core.handle(MarkAdapter(key=key, pinned=pinned, warm_wanted=warm_wanted))
+        self.drain()
 
     def generate(
         self,
@@ -249,6 +266,28 @@ def drive(folder: Path, base: Path, *, arena_type: type[Arena] = PoisonedArena, 
     clock = options.pop("clock", time.monotonic)
     core = EngineCore(CoreOptions(model=str(base), **options), arena_type=arena_type, clock=clock)
     return Driven(core, folder)
+
+
+Make = Callable[..., Driven]
+
+
+def pages_of(engine: Driven, key: AdapterKey) -> int:
+    return engine.core.residency.images[key.digest].pages
+
+
+def failure(engine: Driven, request: str) -> RequestFailed:
+    ended = engine.ended[request]
+    assert isinstance(ended, RequestFailed)
+    return ended
+
+
+def ticking(engine: Driven, clock: Clock, seconds: float = 0.1) -> None:
+    """Time passes by steps."""
+
+    def tick() -> None:
+        clock.now += seconds
+
+    engine.before_step = tick
 
 
 class Teacher:

@@ -1,6 +1,5 @@
-"""The core driven step by step on a tiny base: requests, failures, adapters coming and going."""
+"""The core driven step by step on a tiny base: requests, their ends, and failures."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,57 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from loraplane_engine.adapters.image import Layout, convert
 from loraplane_engine.core.engine import EngineCore
 from loraplane_engine.core.sampling import SampleRow, sample
 from loraplane_engine.messages import (
     Abort,
     AdapterKey,
     CoreReady,
-    LoadAdapter,
-    MarkAdapter,
     Output,
     RequestFailed,
     Scheduled,
     Shutdown,
-    UnloadAdapter,
 )
 from loraplane_engine.options import CoreOptions
-from tests.engine.harness import TINY, Clock, Driven, drive, make_artifact, make_base, random_prompt
-
-PAGE = 8192
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_base(tmp_path_factory.mktemp("base") / "tiny")
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def engine(base: Path, tmp_path: Path, clock: Clock) -> Iterator[Driven]:
-    driven = drive(
-        tmp_path,
-        base,
-        clock=clock,
-        max_model_len=128,
-        max_batch_tokens=32,
-        max_sequences=8,
-        device_memory=128 * PAGE,
-        adapter_memory=64 * PAGE,
-    )
-    yield driven
-    driven.core.close()
-
-
-def failure(engine: Driven, request: str) -> RequestFailed:
-    ended = engine.ended[request]
-    assert isinstance(ended, RequestFailed)
-    return ended
+from tests.engine.harness import PAGE, Clock, Driven, drive, failure, make_artifact, random_prompt
 
 
 def test_the_first_word_is_what_the_server_needs_to_know(engine: Driven) -> None:
@@ -168,15 +129,6 @@ def test_bad_requests_are_refused_and_cost_nothing(
     assert engine.complete([1] * 120)  # the largest that fits
 
 
-def test_more_kv_than_exists_is_refused(base: Path, tmp_path: Path) -> None:
-    driven = drive(tmp_path, base, max_model_len=128, device_memory=8 * PAGE, adapter_memory=4 * PAGE, max_sequences=2)
-    driven.generate("big", [1] * 60, max_tokens=8)
-    driven.drain()
-    assert failure(driven, "big").code == "insufficient_memory"
-    assert len(driven.complete([1] * 56, max_tokens=8)) == 8
-    driven.core.close()
-
-
 def test_an_unknown_adapter_is_an_error_and_never_the_base(engine: Driven) -> None:
     engine.generate("lost", [1, 2], AdapterKey("t/none@1", "0" * 64))
     engine.drain()
@@ -258,157 +210,6 @@ def test_scheduled_comes_once_before_the_first_output(engine: Driven, tmp_path: 
     assert not scheduled.cold  # it was warm: on the host, not yet on the device
 
 
-def test_a_request_may_come_while_its_adapter_is_still_read(engine: Driven, tmp_path: Path) -> None:
-    key = engine.load(make_artifact(tmp_path / "a"), "t/a@1", wait=False)
-    engine.generate("early", [1, 2, 3], key)
-    engine.finish("early")
-    assert isinstance(engine.ended["early"], Output)
-    assert next(m for m in engine.said if isinstance(m, Scheduled)).cold
-    assert engine.tokens["early"] == engine.complete([1, 2, 3], key)
-
-
-def test_a_broken_image_fails_the_adapter_and_its_waiting_requests(engine: Driven, tmp_path: Path) -> None:
-    image = tmp_path / "image"
-    manifest = convert(make_artifact(tmp_path / "a"), image, engine.core.base.layout)
-    raw = bytearray(image.read_bytes())
-    raw[-PAGE] ^= 1
-    image.write_bytes(raw)
-    key = AdapterKey("t/a@1", manifest.digest)
-    engine.core.handle(LoadAdapter(key=key, image=str(image)))
-    engine.generate("waits", [1, 2], key)
-    engine.finish("waits")
-    assert failure(engine, "waits").code == "artifact_unavailable"
-    assert engine.failed[key].code == "image_broken"
-    assert engine.states[key].residency == "absent"
-    assert engine.core.residency.host_used == 0
-    engine.core.handle(LoadAdapter(key=key, image=str(tmp_path / "none")))
-    engine.drain()
-    assert engine.failed[key].code == "image_broken"
-
-
-@pytest.mark.parametrize(
-    ("layout", "config", "code"),
-    [
-        (f"v1/bfloat16/{PAGE}", TINY, "image_broken"),
-        (f"v1/float32/{2 * PAGE}", TINY, "image_broken"),
-        (f"v1/float32/{PAGE}", {**TINY, "num_hidden_layers": 3}, "shape_mismatch"),
-        (f"v1/float32/{PAGE}", {**TINY, "intermediate_size": 80}, "shape_mismatch"),
-    ],
-)
-def test_an_image_for_another_base_or_layout_is_refused(
-    engine: Driven, tmp_path: Path, layout: str, config: dict[str, Any], code: str
-) -> None:
-    manifest = convert(make_artifact(tmp_path / "a", base=config), tmp_path / "image", Layout.parse(layout))
-    key = AdapterKey("t/a@1", manifest.digest)
-    engine.core.handle(LoadAdapter(key=key, image=str(tmp_path / "image")))
-    engine.drain()
-    assert engine.failed[key].code == code
-    assert not engine.core.residency.adapters
-
-
-def test_an_image_under_another_digest_is_refused(engine: Driven, tmp_path: Path) -> None:
-    convert(make_artifact(tmp_path / "a"), tmp_path / "image", engine.core.base.layout)
-    key = AdapterKey("t/a@1", "f" * 64)
-    engine.core.handle(LoadAdapter(key=key, image=str(tmp_path / "image")))
-    engine.drain()
-    assert engine.failed[key].code == "image_broken"
-
-
-def test_equal_bytes_under_two_ids_share_one_copy(engine: Driven, tmp_path: Path) -> None:
-    artifact = make_artifact(tmp_path / "a")
-    one, two = engine.load(artifact, "acme/a@1"), engine.load(artifact, "globex/b@4")
-    assert one.digest == two.digest
-    assert engine.complete([1, 2, 3], one) == engine.complete([1, 2, 3], two)
-    assert len(engine.core.residency.images) == 1
-    assert engine.states[one].residency == engine.states[two].residency == "device"
-    engine.core.handle(UnloadAdapter(key=one, drain_s=1))
-    engine.drain()
-    assert engine.states[one].residency == "absent"
-    assert len(engine.complete([1, 2, 3], two)) == 8
-    engine.core.handle(UnloadAdapter(key=two, drain_s=1))
-    engine.drain()
-    assert engine.core.base.arena.pages.free == 128 and engine.core.residency.host_used == 0
-
-
-def test_unload_refuses_new_requests_drains_and_frees(engine: Driven, tmp_path: Path, clock: Clock) -> None:
-    key = engine.load(make_artifact(tmp_path / "a"), "t/a@1")
-    engine.generate("old", [1, 2], key)
-    engine.step()
-    engine.core.handle(UnloadAdapter(key=key, drain_s=5))
-    engine.generate("new", [1, 2], key)
-    engine.drain()
-    assert (failure(engine, "new").status, failure(engine, "new").code) == (410, "adapter_withdrawn")
-    assert engine.states[key].residency == "device"
-    engine.finish("old")
-    assert isinstance(engine.ended["old"], Output) and engine.ended["old"].finish == "length"
-    assert engine.states[key].residency == "absent"
-    assert engine.core.base.arena.pages.free == 128
-    engine.generate("after", [1, 2], key)
-    engine.drain()
-    assert failure(engine, "after").code == "artifact_unavailable"
-
-
-def test_unload_aborts_what_runs_past_the_deadline(engine: Driven, tmp_path: Path, clock: Clock) -> None:
-    key = engine.load(make_artifact(tmp_path / "a"), "t/a@1")
-    engine.generate("slow", [1, 2], key, max_tokens=100)
-    engine.step()
-    engine.core.handle(UnloadAdapter(key=key, drain_s=5))
-    engine.step()
-    assert "slow" not in engine.ended
-    wait = engine.core.wait_seconds()
-    assert wait is not None and wait <= 5
-    clock.now += 5
-    engine.step()
-    ended = engine.ended["slow"]
-    assert isinstance(ended, Output) and ended.finish == "abort"
-    assert engine.states[key].residency == "absent"
-    assert engine.core.base.arena.pages.free == 128
-
-
-def test_unloading_what_is_not_there_says_absent(engine: Driven) -> None:
-    key = AdapterKey("t/none@1", "0" * 64)
-    engine.core.handle(UnloadAdapter(key=key, drain_s=1))
-    engine.drain()
-    assert engine.states[key].residency == "absent"
-
-
-def test_a_load_during_the_drain_keeps_the_adapter(engine: Driven, tmp_path: Path) -> None:
-    artifact = make_artifact(tmp_path / "a")
-    key = engine.load(artifact, "t/a@1")
-    engine.generate("old", [1, 2], key)
-    engine.step()
-    engine.core.handle(UnloadAdapter(key=key, drain_s=5))
-    engine.load(artifact, "t/a@1")
-    engine.finish("old")
-    assert engine.states[key].residency == "device"
-    assert len(engine.complete([1, 2], key)) == 8
-
-
-def test_kv_tokens_displaced_follow_the_adapters(engine: Driven, tmp_path: Path) -> None:
-    key = engine.load(make_artifact(tmp_path / "a", rank=16), "t/a@1", pinned=True)
-    engine.step()
-    assert engine.stats is not None
-    pages = engine.core.residency.images[key.digest].pages
-    assert engine.stats.kv_tokens_displaced == pages * 16
-    assert engine.stats.adapter_used_bytes == pages * PAGE == engine.states[key].bytes
-    engine.core.handle(UnloadAdapter(key=key, drain_s=0))
-    engine.step()
-    assert engine.stats.kv_tokens_displaced == 0
-
-
-def test_marks_are_kept_and_reported(engine: Driven, tmp_path: Path) -> None:
-    key = engine.load(make_artifact(tmp_path / "a"), "t/a@1", warm_wanted=True)
-    assert engine.states[key].warm_wanted and not engine.states[key].pinned
-    assert engine.states[key].residency == "host"
-    engine.core.handle(MarkAdapter(key=key, pinned=True))
-    engine.drain()
-    assert engine.states[key].pinned and engine.states[key].warm_wanted
-    assert engine.states[key].residency == "device"
-    engine.core.handle(MarkAdapter(key=key, pinned=False, warm_wanted=False))
-    engine.drain()
-    assert not engine.states[key].pinned and not engine.states[key].warm_wanted
-
-
 def test_shutdown_is_a_message_like_others(engine: Driven) -> None:
     engine.core.handle(Shutdown())
     assert engine.core.stopping
@@ -429,8 +230,30 @@ def test_other_dtypes_run(base: Path, tmp_path: Path, dtype: str) -> None:
         {"max_batch_tokens": 4, "max_sequences": 8},
         {"slots": 0},
         {"device_memory": 4 * PAGE, "adapter_memory": 4 * PAGE},
+        {"device_memory": 8 * PAGE, "adapter_memory": 4 * PAGE, "max_model_len": 65},
+        {"device_memory": 8 * PAGE, "max_model_len": 129},
     ],
 )
 def test_options_that_cannot_work_stop_the_start(base: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"max_model_len|max_batch_tokens|slots|device_memory"):
         EngineCore(CoreOptions(model=str(base), **options))
+
+
+def test_a_context_that_memory_cannot_hold_stops_the_start_with_the_arithmetic(base: Path) -> None:
+    options = {"device_memory": 8 * PAGE, "adapter_memory": 4 * PAGE, "max_model_len": 128}
+    with pytest.raises(ValueError, match=r"128 needs 8 pages .* leaves 4 \(64 tokens\) .* give device_memory more"):
+        EngineCore(CoreOptions(model=str(base), **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("pages", "adapters", "tokens"), [(8, 4, 64), (8, None, 96), (64, 0, 512)])
+def test_a_context_nobody_asked_for_is_cut_to_the_memory_and_one_request_can_have_all_of_it(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, pages: int, adapters: int | None, tokens: int
+) -> None:
+    budget = None if adapters is None else adapters * PAGE
+    driven = drive(tmp_path, base, device_memory=pages * PAGE, adapter_memory=budget, max_sequences=2)
+    driven.drain()
+    ready = driven.said[0]
+    assert isinstance(ready, CoreReady) and ready.max_model_len == tokens
+    assert ("max_model_len is" in caplog.text) == (tokens < 512)
+    assert len(driven.complete([1] * 5, max_tokens=tokens - 5)) == tokens - 5
+    driven.core.close()

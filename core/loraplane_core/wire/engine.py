@@ -25,7 +25,7 @@ WARM: frozenset[ResidencyClass] = frozenset({"device", "host"})
 
 
 class Residence(msgspec.Struct, kw_only=True, frozen=True):
-    """Where one version is on one engine. `bytes` is what it takes in the device layout."""
+    """Where one version is on one engine. `bytes` is what it takes in memory (device layout), known from `disk` on."""
 
     ref: str  # tenant/adapter@version
     digest: str  # full
@@ -47,6 +47,8 @@ class Capacity(msgspec.Struct, kw_only=True, frozen=True):
     used_bytes: int
     host_bytes: int
     host_used_bytes: int = 0
+    reserved_bytes: int = 0  # of adapter_bytes, by pinned adapters
+    host_reserved_bytes: int = 0  # of host_bytes, by warm and pinned adapters
     kv_tokens: int  # that would fit with no adapter resident
     kv_tokens_displaced: int  # taken by adapters now
     max_rank: int = 0

@@ -1,26 +1,50 @@
-"""Which adapters this engine holds, on which tier, and who may take their place.
+"""Which adapters this engine holds in memory, by whose wish, and who may take their place in the host tier.
 
 Bytes are kept per digest (`Image`), marks and users per id (`Adapter`): two ids of equal bytes share one copy.
-An image on the device keeps its host copy, which nobody changes. It leaves the device only while no request
-runs on it, and the host only while no request of any of its ids is queued or running.
+An image leaves the host only while no request of any of its ids is queued or running, and while none of them
+is warm or pinned by the operator's wish: what a request brings in never displaces those. Only the operator's
+own wish for another version of the same adapter does.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from loraplane_core.errors import ArtifactRejected, InsufficientMemory, LoraplaneError, Unavailable
-from loraplane_engine.adapters.host import HostImage, HostLoader
+from loraplane_engine.adapters.device import DeviceTier
+from loraplane_engine.adapters.host import HostLoader
 from loraplane_engine.adapters.image import IMAGE_BROKEN, Layout, Manifest, broken, read_manifest
-from loraplane_engine.adapters.table import DeviceTable, TableEntry
+from loraplane_engine.adapters.room import Held, check_pin, host_victims, keeps_place
+from loraplane_engine.adapters.table import DeviceTable
 from loraplane_engine.adapters.words import Adapter, Image, Limits
 from loraplane_engine.kernels.contract import GroupedLora, SiteGroup
 from loraplane_engine.memory.arena import Arena
 from loraplane_engine.messages import AdapterFailed, AdapterKey, AdapterState, FromCore, LoadAdapter
 
+#: A load that has waited this long for room is overtaken by none that came later.
+PASS_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A load that found no room in the host tier yet."""
+
+    message: LoadAdapter
+    path: Path
+    manifest: Manifest
+    data_start: int
+    since: float
+
+    @property
+    def until(self) -> float:
+        return self.since + self.message.wait_s
+
 
 class Residency:
-    """`emit` hears every change. `row_of` an image is its only name in a batch."""
+    """`emit` hears every change. `row` of an image is its only name in a batch."""
 
     def __init__(
         self,
@@ -36,53 +60,69 @@ class Residency:
         clock: Callable[[], float],
     ) -> None:
         self.limits = limits
-        self._arena, self._table, self._lora, self._layout = arena, table, lora, layout
-        self._emit, self._clock = emit, clock
+        self.adapters: dict[AdapterKey, Adapter] = {}
+        self.images: dict[str, Image] = {}
+        self.device = DeviceTier(
+            arena=arena,
+            table=table,
+            lora=lora,
+            layout=layout,
+            limits=limits,
+            images=self.images,
+            moved=self._report_all,
+            clock=clock,
+        )
+        self.host_used = 0
+        self._layout, self._emit, self._clock = layout, emit, clock
         self._widths = {
             site: (group.in_features, width)
             for group in groups
             for site, width in zip(group.sites, group.outputs, strict=True)
         }
         self._loader = HostLoader(pin=arena.bytes.is_cuda, wake=wake)
-        self.adapters: dict[AdapterKey, Adapter] = {}
-        self.images: dict[str, Image] = {}
-        self.host_used = 0
-        self.swaps_in = 0
-        self.evictions = 0
+        self._waiting: dict[AdapterKey, _Waiting] = {}
 
     # --- ids: load, mark, use, unload
 
     def load(self, message: LoadAdapter) -> None:
         """Begin to hold an id. Answered by AdapterState, at once or when the image is read, or AdapterFailed."""
         known = self.adapters.get(message.key)
-        try:
-            if known is None:
-                known = self._add(message)
+        if known is not None:
             known.drain_until = None
             known.warm_wanted = known.warm_wanted or message.warm_wanted
-            if message.pinned:
-                self._pin(known)
+            self.report(known)
+            return
+        path = Path(message.image)
+        try:
+            manifest, start = read_manifest(path)
+            self._check(path, manifest, message.key)
         except (LoraplaneError, OSError) as error:
-            if known is not None and message.key in self.adapters and not known.requests and known.image.host is None:
-                self.drop(known)
             self._fail(message.key, error)
             return
-        if known.image.host is not None:
-            self.report(known)
+        self._waiting[message.key] = _Waiting(message, path, manifest, start, self._clock())
+        self.place_waiting()
 
     def mark(self, key: AdapterKey, pinned: bool | None, warm_wanted: bool | None) -> None:
-        adapter = self.adapters.get(key)
+        """Answered by AdapterState; a pin that does not fit by AdapterFailed before it, and the other mark stands.
+
+        A load that waits for room becomes the operator's wish, and is answered as a load.
+        """
+        adapter, waiting = self.adapters.get(key), self._waiting.get(key)
+        if waiting is not None and warm_wanted:
+            message = msgspec.structs.replace(waiting.message, warm_wanted=True)
+            self._waiting[key] = replace(waiting, message=message)
+            self.place_waiting()
+            return
         if adapter is None:
+            self._emit(_absent(key, 0))
             return
         if warm_wanted is not None:
             adapter.warm_wanted = warm_wanted
-        try:
-            if pinned:
-                self._pin(adapter)
-            elif pinned is False:
-                adapter.pinned = False
-        except LoraplaneError as error:
-            self._fail(key, error)
+        if pinned is not None:
+            try:
+                self._pin(adapter, pinned)
+            except InsufficientMemory as error:
+                self._fail(key, error)
         self.report(adapter)
 
     def use(self, adapter: Adapter, request: str) -> None:
@@ -102,12 +142,20 @@ class Residency:
             self.report(adapter)
 
     def unload(self, key: AdapterKey, until: float) -> None:
-        """Refuse new requests from now on; the id goes when its last request is released."""
+        """Refuse new requests from now on; the id goes when its last request is released.
+
+        Its reservations end now: who comes in its place need not wait to be promised the room.
+        """
+        self._waiting.pop(key, None)
         adapter = self.adapters.get(key)
         if adapter is None:
             self._emit(_absent(key, 0))
-        elif adapter.requests:
+            return
+        adapter.warm_wanted = False
+        self._pin(adapter, False)
+        if adapter.requests:
             adapter.drain_until = until
+            self.report(adapter)
         else:
             self.drop(adapter)
 
@@ -116,9 +164,9 @@ class Residency:
         if self.adapters.pop(adapter.key, None) is None:
             return
         image = adapter.image
-        image.adapters.discard(adapter.key)
+        del image.adapters[adapter.key]
         if not image.adapters:
-            self._leave_device(image)
+            self.device.leave(image)
             self.host_used -= image.bytes
             del self.images[image.digest]
         self._emit(_absent(adapter.key, image.manifest.rank))
@@ -132,6 +180,15 @@ class Residency:
     def loading(self) -> bool:
         return self._loader.pending > 0
 
+    @property
+    def waiting(self) -> int:
+        """Loads that wait for room in the host tier."""
+        return len(self._waiting)
+
+    @property
+    def host_reserved(self) -> int:
+        return sum(image.bytes for image in self.images.values() if image.warm_wanted or image.pinned)
+
     def collect(self) -> Iterator[Adapter]:
         """Take over images whose reading ended; yields adapters that failed, for their requests to be failed."""
         for digest, future in self._loader.finished():
@@ -141,36 +198,65 @@ class Residency:
             error = future.exception()
             if error is None:
                 image.host = future.result()
-                if not (self.is_pinned(image) and self.to_device(image)):
-                    for adapter in self._ids(image):
-                        self.report(adapter)
+                self._report_all(image)
                 continue
-            for adapter in self._ids(image):
+            for adapter in image.ids():
                 self._fail(adapter.key, error)
                 yield adapter
 
-    def load_pinned(self) -> None:
-        """Bring pinned images to the device that found no room when they were pinned."""
-        for image in self.images.values():
-            if image.row is None and image.host is not None and self.is_pinned(image):
-                self.to_device(image)
+    def place_waiting(self) -> None:
+        """Give waiting loads the room there is now: the operator's first, else who came first; refuse the late."""
+        now, blocked = self._clock(), False
+        for waiting in sorted(self._waiting.values(), key=lambda each: not each.message.warm_wanted):
+            key = waiting.message.key
+            try:
+                if not blocked and self._place(waiting):
+                    del self._waiting[key]
+                    continue
+                if now >= waiting.until:
+                    raise InsufficientMemory(
+                        f"the adapter needs {waiting.manifest.data_bytes} bytes of host memory; for "
+                        f"{waiting.message.wait_s:g} seconds adapters that are warm or in use have held "
+                        f"{self.host_used} of {self.limits.host_bytes}"
+                    )
+            except InsufficientMemory as error:
+                del self._waiting[key]
+                self._fail(key, error)
+                continue
+            blocked = blocked or now - waiting.since >= PASS_SECONDS
 
     def close(self) -> None:
         self._loader.close()
 
-    def _add(self, message: LoadAdapter) -> Adapter:
-        image = self.images.get(message.key.digest)
+    def _place(self, waiting: _Waiting) -> bool:
+        message, manifest = waiting.message, waiting.manifest
+        image = self.images.get(manifest.digest)
         if image is None:
-            path = Path(message.image)
-            manifest, start = read_manifest(path)
-            self._check(path, manifest, message.key)
-            self._make_host_room(manifest.data_bytes)
+            victims = host_victims(self._held(message), manifest.data_bytes, self.limits.host_bytes)
+            if victims is None:
+                return False
+            for digest in victims:
+                for adapter in self.images[digest].ids():
+                    self.drop(adapter)
             image = self.images[manifest.digest] = Image(manifest.digest, manifest, last_used=self._clock())
             self.host_used += image.bytes
-            self._loader.start(manifest.digest, path, manifest, start)
-        adapter = self.adapters[message.key] = Adapter(message.key, image)
-        image.adapters.add(message.key)
-        return adapter
+            self._loader.start(manifest.digest, waiting.path, manifest, waiting.data_start)
+        adapter = Adapter(message.key, image, warm_wanted=message.warm_wanted)
+        self.adapters[message.key] = image.adapters[message.key] = adapter
+        self.report(adapter)
+        return True
+
+    def _held(self, newcomer: LoadAdapter) -> Iterator[Held]:
+        ref = newcomer.key.ref if newcomer.warm_wanted else None
+        for image in self.images.values():
+            marked = [each for each in image.adapters.values() if each.warm_wanted or each.pinned]
+            yield Held(
+                digest=image.digest,
+                bytes=image.bytes,
+                reserved=keeps_place([(each.key.ref, each.pinned) for each in marked], ref),
+                busy=image.busy,
+                order=(bool(marked), image.row is not None, image.last_used),
+            )
 
     def _check(self, path: Path, manifest: Manifest, key: AdapterKey) -> None:
         if manifest.layout != str(self._layout):
@@ -189,119 +275,17 @@ class Residency:
             raise ArtifactRejected(
                 f"the adapter has rank {manifest.rank}; this engine takes {self.limits.max_rank}", code="rank_too_high"
             )
-        if manifest.pages > self.limits.budget_pages:
+        budget = self.limits.budget_pages * self._layout.page_bytes
+        if manifest.data_bytes > budget:
             raise InsufficientMemory(
-                f"the adapter needs {manifest.pages} pages of {self._arena.page_bytes} bytes; "
-                f"adapters may take {self.limits.budget_pages}"
+                f"the adapter needs {manifest.data_bytes} bytes of device memory; adapters may take {budget}"
             )
-
-    def _make_host_room(self, need: int) -> None:
-        limit = self.limits.host_bytes
-        idle = [
-            image
-            for image in self.images.values()
-            if image.host is not None
-            and not any(a.requests or a.pinned or a.drain_until is not None for a in self._ids(image))
-        ]
-        idle.sort(
-            key=lambda image: (any(a.warm_wanted for a in self._ids(image)), image.row is not None, image.last_used)
-        )
-        if self.host_used + need > limit:
-            held = self.host_used - sum(image.bytes for image in idle)
-            if held + need > limit:
-                raise InsufficientMemory(
-                    f"the adapter needs {need} bytes of host memory; adapters in use or pinned hold {held} of {limit}"
-                )
-        while self.host_used + need > limit:
-            for adapter in self._ids(idle.pop(0)):
-                self.drop(adapter)
 
     # --- device tier
 
     @property
-    def used_pages(self) -> int:
-        return self._arena.pages.used["adapter"]
-
-    @property
-    def on_device(self) -> int:
-        return sum(image.row is not None for image in self.images.values())
-
-    def can_ever_fit(self, image: Image) -> bool:
-        """Whether the image fits the budget beside the pinned ones."""
-        pinned = [other for other in self.images.values() if other is not image and self.is_pinned(other)]
-        slots = self.limits.slots
-        return sum(other.pages for other in pinned) + image.pages <= self.limits.budget_pages and (
-            slots is None or len(pinned) < slots
-        )
-
-    def to_device(self, image: Image) -> bool:
-        """Copy the image into the arena, evicting idle ones; False when it does not fit now."""
-        if image.row is not None:
-            return True
-        if image.host is None:
-            return False
-        if not self._could_fit(image):
-            return False
-        slots = self.limits.slots
-        while (
-            slots is not None and self.on_device >= slots
-        ) or self.used_pages + image.pages > self.limits.budget_pages:
-            if not self.evict_one():
-                return False
-        runs = _runs(image.manifest)
-        lengths = [length for _, length in runs]
-        while (starts := self._arena.take_runs(lengths)) is None:
-            if not self.evict_one():
-                return False
-        self._copy(image, image.host, runs, starts)
-        for adapter in self._ids(image):
-            self.report(adapter)
-        return True
-
-    def _could_fit(self, image: Image) -> bool:
-        """Whether evicting every idle image would make room: else none is evicted for nothing."""
-        return not self.over_budget(image) and self._arena.pages.free + self.evictable_pages >= image.pages
-
-    def _evictable(self) -> list[Image]:
-        return [i for i in self.images.values() if i.row is not None and not i.running and not self.is_pinned(i)]
-
-    @property
-    def evictable_pages(self) -> int:
-        return sum(image.pages for image in self._evictable())
-
-    def over_budget(self, image: Image) -> bool:
-        """Whether it is the adapters' budget or the slots that keep `image` out, and not the free pages."""
-        idle = self._evictable()
-        pages, slots = sum(other.pages for other in idle), self.limits.slots
-        return self.used_pages - pages + image.pages > self.limits.budget_pages or (
-            slots is not None and self.on_device - len(idle) >= slots
-        )
-
-    def evict_one(self, keep: Image | None = None) -> bool:
-        """Free the device copy of the idle image that costs least to lose. False when there is none.
-
-        Reload cost per byte is the same for all images of the host tier, so recency decides after the marks.
-        """
-        idle = [image for image in self._evictable() if image is not keep]
-        if not idle:
-            return False
-        victim = min(idle, key=lambda image: (any(a.warm_wanted for a in self._ids(image)), image.last_used))
-        self._leave_device(victim)
-        self.evictions += 1
-        for adapter in self._ids(victim):
-            self.report(adapter)
-        return True
-
-    def start(self, image: Image, request: str) -> None:
-        """The request runs on the image, which may not leave the device until `stop`."""
-        if not image.running:
-            image.running_since = self._clock()
-        image.running.add(request)
-        image.last_used = self._clock()
-
-    def stop(self, image: Image, request: str) -> None:
-        image.running.discard(request)
-        image.last_used = self._clock()
+    def device_reserved(self) -> int:
+        return sum(image.bytes for image in self.device.pinned())
 
     def report(self, adapter: Adapter) -> None:
         image = adapter.image
@@ -320,48 +304,20 @@ class Residency:
             )
         )
 
-    def _copy(self, image: Image, host: HostImage, runs: list[tuple[int, int]], starts: list[int]) -> None:
-        page_bytes = self._arena.page_bytes
-        page_of: list[int] = [0] * image.pages
-        for (first, length), start in zip(runs, starts, strict=True):
-            page_of[first : first + length] = range(start, start + length)
-        for first, count in _contiguous(page_of):
-            self._arena.copy_in(page_of[first], host.data[first * page_bytes : (first + count) * page_bytes])
-        item = self._layout.item_bytes
+    def _report_all(self, image: Image) -> None:
+        for adapter in image.ids():
+            self.report(adapter)
 
-        def element(offset: int) -> int:
-            page, inside = divmod(offset, page_bytes)
-            return (page_of[page] * page_bytes + inside) // item
-
-        image.device_pages = page_of
-        image.row = self._table.add(
-            (entry.site, TableEntry(element(entry.a), element(entry.b), entry.rank, entry.scale))
-            for entry in image.manifest.sites
-        )
-        self.swaps_in += 1
-
-    def _leave_device(self, image: Image) -> None:
-        if image.row is None:
-            return
-        self._lora.forget(image.row)
-        self._table.remove(image.row)
-        self._arena.free_runs(image.device_pages)
-        image.row, image.device_pages = None, []
-
-    def _pin(self, adapter: Adapter) -> None:
-        if not adapter.pinned and not self.can_ever_fit(adapter.image):
-            raise InsufficientMemory(
-                f"pinning needs {adapter.image.pages} pages; adapters may take {self.limits.budget_pages}, "
-                "and pinned ones hold the rest"
-            )
-        adapter.pinned = True
-        self.to_device(adapter.image)
-
-    def is_pinned(self, image: Image) -> bool:
-        return any(adapter.pinned for adapter in self._ids(image))
-
-    def _ids(self, image: Image) -> list[Adapter]:
-        return [self.adapters[key] for key in sorted(image.adapters, key=lambda key: key.ref)]
+    def _pin(self, adapter: Adapter, pinned: bool) -> None:
+        image = adapter.image
+        if pinned and not image.pinned:
+            budget = self.limits.budget_pages * self._layout.page_bytes
+            check_pin(image.bytes, [other.bytes for other in self.device.pinned()], budget, self.limits.slots)
+        adapter.pinned = pinned
+        if pinned:
+            self.device.bring_pinned(image)
+        elif not image.pinned:
+            self.device.blocked.pop(image, None)
 
     def _fail(self, key: AdapterKey, error: BaseException) -> None:
         if not isinstance(error, LoraplaneError):
@@ -371,23 +327,3 @@ class Residency:
 
 def _absent(key: AdapterKey, rank: int) -> AdapterState:
     return AdapterState(key=key, residency="absent", bytes=0, rank=rank, pinned=False, warm_wanted=False, in_use=0)
-
-
-def _runs(manifest: Manifest) -> list[tuple[int, int]]:
-    """(first page, length) of everything that must stay contiguous, single pages included, in page order."""
-    long = dict(manifest.runs)
-    runs, page = [], 0
-    while page < manifest.pages:
-        length = long.get(page, 1)
-        runs.append((page, length))
-        page += length
-    return runs
-
-
-def _contiguous(pages: list[int]) -> Iterator[tuple[int, int]]:
-    """(first index, count) of the maximal stretches of `pages` that rise by one: one copy each."""
-    first = 0
-    for index in range(1, len(pages) + 1):
-        if index == len(pages) or pages[index] != pages[index - 1] + 1:
-            yield first, index - first
-            first = index

@@ -11,7 +11,7 @@ from loraplane_engine.messages import AdapterKey
 class Image:
     digest: str
     manifest: Manifest
-    adapters: set[AdapterKey] = field(default_factory=set)
+    adapters: "dict[AdapterKey, Adapter]" = field(default_factory=dict)
     host: HostImage | None = None  # None while it is being read
     row: int | None = None  # of the device table; None = not on the device
     device_pages: list[int] = field(default_factory=list)
@@ -26,6 +26,24 @@ class Image:
     @property
     def bytes(self) -> int:
         return self.manifest.data_bytes
+
+    @property
+    def pinned(self) -> bool:
+        return any(adapter.pinned for adapter in self.adapters.values())
+
+    @property
+    def warm_wanted(self) -> bool:
+        return any(adapter.warm_wanted for adapter in self.adapters.values())
+
+    @property
+    def busy(self) -> bool:
+        """It cannot leave the host tier now."""
+        return self.host is None or any(
+            adapter.requests or adapter.drain_until is not None for adapter in self.adapters.values()
+        )
+
+    def ids(self) -> "list[Adapter]":
+        return [self.adapters[key] for key in sorted(self.adapters, key=lambda key: key.ref)]
 
 
 @dataclass(slots=True, eq=False)

@@ -28,7 +28,7 @@ from loraplane_engine.core.sampling import SampleRow
 from loraplane_engine.core.scheduler import Scheduler
 from loraplane_engine.core.stats import Reporter
 from loraplane_engine.core.words import Batch, Chunk, Sequence
-from loraplane_engine.memory.arena import BLOCK, Arena, blocks_for
+from loraplane_engine.memory.arena import Arena
 from loraplane_engine.options import CoreOptions
 
 log = logging.getLogger(__name__)
@@ -71,9 +71,7 @@ class EngineCore:
             on_admitted=self._admitted,
             clock=clock,
         )
-        self._reporter = Reporter(
-            self.base.arena, self.residency, self.scheduler, host_bytes=options.host_cache, clock=clock
-        )
+        self._reporter = Reporter(self.base.arena, self.residency, self.scheduler, clock=clock)
         self._sequences: dict[str, Sequence] = {}
         self.outputs.append(
             m.CoreReady(
@@ -122,7 +120,8 @@ class EngineCore:
     def wait_seconds(self) -> float | None:
         """How long the loop may sleep when `step` had nothing to do; None = until something arrives."""
         until = [adapter.drain_until for adapter in self.residency.draining() if adapter.drain_until is not None]
-        if self.scheduler.waiting.waiting and not self.residency.loading:
+        until += self.scheduler.pins_due()
+        if self.residency.waiting or (self.scheduler.waiting.waiting and not self.residency.loading):
             until.append(self._clock() + 0.05)
         return max(0.0, min(until) - self._clock()) if until else None
 
@@ -180,11 +179,6 @@ class EngineCore:
                 f"together at most {limit} fit this model",
                 param="max_tokens" if len(prompt) < limit else "prompt",
             )
-        if blocks_for(total) > self.scheduler.kv_limit:
-            raise InsufficientMemory(
-                f"the request needs {blocks_for(total)} KV blocks of {BLOCK} tokens; "
-                f"this engine can promise {self.scheduler.kv_limit} to one request"
-            )
 
     def _adapter(self, key: m.AdapterKey) -> Adapter:
         adapter = self.residency.adapters.get(key)
@@ -192,7 +186,7 @@ class EngineCore:
             raise ArtifactUnavailable(f"the adapter {key.ref} is not loaded in this engine")
         if adapter.drain_until is not None:
             raise Withdrawn(f"the adapter {key.ref} is being unloaded")
-        if not self.residency.can_ever_fit(adapter.image):
+        if not self.residency.device.can_ever_fit(adapter.image):
             raise InsufficientMemory(f"the adapter {key.ref} does not fit beside the pinned ones")
         return adapter
 
@@ -204,7 +198,8 @@ class EngineCore:
             for request in list(adapter.requests):
                 self._fail(self._sequences[request], ArtifactUnavailable(f"{adapter.key.ref} could not be loaded"))
             self.residency.drop(adapter)
-        self.residency.load_pinned()
+        self.residency.place_waiting()
+        self.scheduler.bring_pinned()
         now = self._clock()
         for adapter in [a for a in self.residency.draining() if a.drain_until is not None and a.drain_until <= now]:
             for request in list(adapter.requests):

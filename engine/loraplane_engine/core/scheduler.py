@@ -5,7 +5,7 @@ Rules:
 - KV blocks are taken as positions are computed. When none is free: idle adapters leave the device, then
   waiting requests lose the KV they kept, then the youngest running request is put back (its KV is computed
   again later). The oldest is never put back, and one request always fits beside the adapters' budget
-  (checked on arrival), so the running ones always finish.
+  (max_model_len is cut to that at the start), so the running ones always finish.
 - A queue whose adapter finds no place on the device is passed over; it holds up no other. When it has waited
   ROTATE_SECONDS, the adapter served longest makes room: its requests pause and keep their KV.
 - A queue whose KV does not fit stops admission: what runs will end, and small requests cannot overtake for ever.
@@ -44,20 +44,26 @@ class Scheduler:
     ) -> None:
         self.waiting = FairQueues()
         self.running: list[Sequence] = []  # in the order of admission
-        self._arena, self._residency = arena, residency
+        self._arena, self._device = arena, residency.device
         self._max_batch_tokens, self._max_sequences = max_batch_tokens, max_sequences
         self._on_admitted, self._clock = on_admitted, clock
         self._admissions = 0
         self._chosen: dict[Sequence, int] = {}  # of the step being put together
         self._left = 0
 
-    @property
-    def kv_limit(self) -> int:
-        """Pages that one request can always get, whatever adapters hold."""
-        return self._arena.pages.total - self._residency.limits.budget_pages
-
     def add(self, sequence: Sequence) -> None:
         self.waiting.enter(sequence)
+
+    def bring_pinned(self) -> None:
+        """Pinned images that found no place on the device get one in their turn, as queues do."""
+        now = self._clock()
+        for image, since in list(self._device.blocked.items()):
+            if image.host is not None and now - since >= ROTATE_SECONDS and not self._rotate(image):
+                self._device.blocked[image] = now
+
+    def pins_due(self) -> list[float]:
+        """When `bring_pinned` has something to do."""
+        return [since + ROTATE_SECONDS for since in self._device.blocked.values()]
 
     def finish(self, sequence: Sequence) -> None:
         """The request is over, wherever it stands; all it held is free."""
@@ -122,7 +128,7 @@ class Scheduler:
         if image is not None and not self._bring(head, image):
             return Admission.NO_PLACE
         need = blocks_for(head.length + 1) - len(head.pages)
-        while need > self._arena.pages.free and self._residency.evict_one(keep=image):
+        while need > self._arena.pages.free and self._device.evict_one(keep=image):
             pass
         if need > self._arena.pages.free and self.running:
             return Admission.NO_MEMORY
@@ -135,14 +141,14 @@ class Scheduler:
         head.admissions += 1
         self.running.append(head)
         if image is not None:
-            self._residency.start(image, head.request)
+            self._device.start(image, head.request)
         self._on_admitted(head)
         return Admission.ADMITTED
 
     def _bring(self, head: Sequence, image: Image) -> bool:
         if image.host is None:
             return False
-        if self._residency.to_device(image):
+        if self._device.bring(image):
             return True
         now = self._clock()
         if head.blocked_since is None:
@@ -153,8 +159,8 @@ class Scheduler:
 
     def _rotate(self, image: Image) -> bool:
         """Make room for `image` from what has had its turn: pause adapters, or give up KV, as is short."""
-        while not self._residency.to_device(image):
-            made_room = self._pause_longest(image) if self._residency.over_budget(image) else self._give_up_kv()
+        while not self._device.bring(image):
+            made_room = self._pause_longest(image) if self._device.over_budget(image) else self._give_up_kv()
             if not made_room:
                 return False
         return True
@@ -164,15 +170,15 @@ class Scheduler:
         served: dict[Image, int] = {}
         for sequence in self.running:
             other = sequence.image
-            if other is None or other is image or self._residency.is_pinned(other):
+            if other is None or other is image or other.pinned:
                 continue
             if self._had_its_turn(other.running_since):
                 served[other] = served.get(other, 0) + sequence.served
         if not served:
             return False
         longest = max(served, key=lambda other: served[other])
-        for sequence in [sequence for sequence in self.running if sequence.image is longest]:
-            self._pause(sequence)
+        for sequence in reversed([sequence for sequence in self.running if sequence.image is longest]):
+            self._pause(sequence)  # each is put before those paused so far, so the oldest comes last
         return True
 
     def _give_up_kv(self) -> bool:
@@ -194,7 +200,7 @@ class Scheduler:
         if need <= 0:
             return True
         while (pages := self._arena.take_blocks(need)) is None:
-            if self._residency.evict_one() or self._drop_waiting_kv():
+            if self._device.evict_one() or self._drop_waiting_kv():
                 continue
             victim = self.running[-1]
             self._put_back(victim)
@@ -224,7 +230,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._left += self._chosen.pop(sequence, 0)
         if sequence.image is not None:
-            self._residency.stop(sequence.image, sequence.request)
+            self._device.stop(sequence.image, sequence.request)
 
     def _free_kv(self, sequence: Sequence) -> None:
         if sequence.pages:

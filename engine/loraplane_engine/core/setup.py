@@ -1,5 +1,6 @@
 """From options to a loaded model, its arena and the sizes that follow. Bad options stop the start."""
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,13 @@ from loraplane_engine.adapters.words import Limits
 from loraplane_engine.core.runner import Runner
 from loraplane_engine.kernels import registry as kernels
 from loraplane_engine.kernels.contract import GroupedLora, SiteGroup
-from loraplane_engine.memory.arena import Arena, blocks_for, page_bytes_of
+from loraplane_engine.memory.arena import BLOCK, Arena, blocks_for, page_bytes_of
 from loraplane_engine.models import registry as models
 from loraplane_engine.models.config import BaseConfig, end_tokens, read_config
 from loraplane_engine.models.loader import Weights
 from loraplane_engine.options import CoreOptions
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MODEL_LEN = 4096
 DEFAULT_KV_MEMORY = 768 << 20
@@ -49,11 +52,11 @@ def load(options: CoreOptions, arena_type: type[Arena] = Arena) -> Base:
     if dtype_name == "auto":
         dtype_name = "bfloat16" if device.type == "cuda" else "float32"
     dtype = _DTYPES[dtype_name]
-    max_model_len = options.max_model_len or min(config.max_position_embeddings, DEFAULT_MODEL_LEN)
-    _check(options, config, max_model_len)
+    _check(options, config)
     shape = {"layers": config.num_hidden_layers, "kv_heads": config.kv_heads, "head_dim": config.head_width}
     page_bytes = page_bytes_of(**shape, dtype=dtype)
-    pages, budget = _sizes(options, page_bytes, max_model_len)
+    pages, budget = _sizes(options, page_bytes, _model_len(options, config))
+    max_model_len = _fitting_len(options, _model_len(options, config), pages - budget)
     arena = arena_type(pages, **shape, dtype=dtype, device=device)
     table = DeviceTable(config.num_hidden_layers * SITES_PER_LAYER, device)
     lora = kernels.create("torch", arena.elements, table)
@@ -72,7 +75,27 @@ def load(options: CoreOptions, arena_type: type[Arena] = Arena) -> Base:
     )
 
 
-def _check(options: CoreOptions, config: BaseConfig, max_model_len: int) -> None:
+def _model_len(options: CoreOptions, config: BaseConfig) -> int:
+    return options.max_model_len or min(config.max_position_embeddings, DEFAULT_MODEL_LEN)
+
+
+def _fitting_len(options: CoreOptions, wished: int, kv_pages: int) -> int:
+    """The longest context that one request can always get: a chat without max_tokens asks for all of it."""
+    most = kv_pages * BLOCK
+    if wished <= most:
+        return wished
+    if options.max_model_len is not None:
+        raise ValueError(
+            f"max_model_len {wished} needs {blocks_for(wished)} pages of KV cache; the device memory leaves {kv_pages} "
+            f"({most} tokens) beside what adapters may take: give device_memory more, adapter_memory or max_model_len "
+            f"less"
+        )
+    log.warning("max_model_len is %d, not %d: the device memory has no room for more beside adapters", most, wished)
+    return most
+
+
+def _check(options: CoreOptions, config: BaseConfig) -> None:
+    max_model_len = _model_len(options, config)
     if max_model_len > config.max_position_embeddings:
         raise ValueError(
             f"max_model_len {max_model_len} is over the base's own limit, {config.max_position_embeddings}"
@@ -94,7 +117,12 @@ def _sizes(options: CoreOptions, page_bytes: int, max_model_len: int) -> tuple[i
         budget = -(-kv // 3) if asked is None else asked // page_bytes
         return kv + budget, budget
     pages = options.device_memory // page_bytes
-    budget = min(pages // 4, max(0, pages - one)) if asked is None else asked // page_bytes
+    if asked is not None:
+        budget = asked // page_bytes
+    elif options.max_model_len is None:
+        budget = pages // 4  # the context is cut to what is left
+    else:
+        budget = min(pages // 4, max(0, pages - one))
     if pages - budget < 1 or budget < 0:
         raise ValueError(
             f"device_memory {options.device_memory} leaves no page of {page_bytes} bytes for the KV cache "

@@ -40,12 +40,10 @@ class Totals:
 
 
 class Reporter:
-    def __init__(
-        self, arena: Arena, residency: Residency, scheduler: Scheduler, *, host_bytes: int, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, arena: Arena, residency: Residency, scheduler: Scheduler, *, clock: Callable[[], float]) -> None:
         self.totals = Totals()
         self._arena, self._residency, self._scheduler = arena, residency, scheduler
-        self._host_bytes, self._clock = host_bytes, clock
+        self._clock = clock
         self._last: StepStats | None = None
         self._next = 0.0
 
@@ -76,16 +74,18 @@ class Reporter:
             adapters_in_step_histogram=list(totals.histogram),
             tokens_by_adapter=dict(totals.by_adapter),
             step_seconds=totals.seconds,
-            swaps_in=self._residency.swaps_in,
-            evictions=self._residency.evictions,
+            swaps_in=self._residency.device.swaps_in,
+            evictions=self._residency.device.evictions,
             pages_total=pages.total,
             pages_kv=pages.used["kv"],
             pages_adapters=pages.used["adapter"],
             page_tokens=BLOCK,
             adapter_budget_bytes=self._residency.limits.budget_pages * page_bytes,
             adapter_used_bytes=pages.used["adapter"] * page_bytes,
-            host_budget_bytes=self._host_bytes,
+            adapter_reserved_bytes=self._residency.device_reserved,
+            host_budget_bytes=self._residency.limits.host_bytes,
             host_used_bytes=self._residency.host_used,
+            host_reserved_bytes=self._residency.host_reserved,
             kv_tokens_total=pages.total * BLOCK,
             kv_tokens_displaced=displaced,
             kv_tokens_free=pages.free * BLOCK,

@@ -8,8 +8,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,26 +20,26 @@ from loraplane_core.errors import (
     NotWarm,
     Unavailable,
     Withdrawn,
-    from_wire,
 )
 from loraplane_core.identity import AdapterId
 from loraplane_core.wire.engine import Pin, PutAdapter, Residence, ResidencyClass
 from loraplane_engine import messages as m
 from loraplane_engine.adapters.image import IMAGE_BROKEN
+from loraplane_engine.server.answers import Answers
 from loraplane_engine.server.core_client import CoreClient
+from loraplane_engine.server.failures import Failures
 from loraplane_engine.server.images import Image, ImageStore
 
 log = logging.getLogger(__name__)
 
-#: How long the core may take to map an image.
+#: How long the core may take to map an image, once it has room for it.
 CORE_LOAD_SECONDS = 30.0
+#: How long it may wait for that room while adapters in use hold it.
+HOST_ROOM_SECONDS = 45.0
 #: How long a request waits for a cold adapter.
 REQUEST_LOAD_SECONDS = 60.0
 #: Beyond an unload's drain time, for the core to abort and free.
 UNLOAD_GRACE_SECONDS = 5.0
-#: A failed load is not tried again for a request before this, doubled per failure in a row.
-BACKOFF_SECONDS = 1.0
-BACKOFF_LIMIT_SECONDS = 30.0
 #: Refs without weights here that are remembered: tombstones, and digests seen.
 MEMORY = 10_000
 
@@ -53,6 +52,8 @@ class _Entry:
     id: AdapterId
     core: m.AdapterState | None = None  # the core's last word; None = never given to it, or absent
     loading: bool = False
+    wanted: bool = False  # while it loads: by the operator, not only by a request
+    marking: asyncio.Lock = field(default_factory=asyncio.Lock)  # whose answer is whose
     since: float = field(default_factory=time.time)
     message: str = ""
     shown: ResidencyClass = "absent"
@@ -61,13 +62,6 @@ class _Entry:
     @property
     def key(self) -> m.AdapterKey:
         return m.AdapterKey(str(self.id.ref), self.id.digest)
-
-
-@dataclass
-class _Failure:
-    error: LoraplaneError
-    until: float
-    count: int
 
 
 class AdapterStore:
@@ -87,10 +81,10 @@ class AdapterStore:
         self._clock = clock
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._tombstones: OrderedDict[str, None] = OrderedDict()
-        self._failures: dict[str, _Failure] = {}
+        self._failures = Failures(clock)
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._going: dict[str, asyncio.Event] = {}  # deletions under way; set when over
-        self._answers: dict[m.AdapterKey, list[asyncio.Future[m.AdapterState]]] = {}
+        self._answers = Answers()
         self._images: ImageStore | None = None
 
     async def attach(self, images: ImageStore) -> None:
@@ -115,12 +109,11 @@ class AdapterStore:
         entry = self._entry(adapter)
         if entry.core is not None:
             return False
-        failure = self._failures.get(str(adapter.ref))
-        if failure is not None and str(adapter.ref) not in self._loads and self._clock() < failure.until:
-            raise failure.error.with_traceback(None)  # else each raise would add to the one before
+        if str(adapter.ref) not in self._loads:
+            self._failures.check(str(adapter.ref))
         try:
             async with asyncio.timeout(REQUEST_LOAD_SECONDS):
-                await self._load(entry, size, pinned=False, warm_wanted=False)
+                await self._load(entry, size, warm_wanted=False)
         except TimeoutError as error:
             raise DeadlineExceeded(f"{adapter.ref} was not loaded within {REQUEST_LOAD_SECONDS:.0f} seconds") from error
         return True
@@ -135,7 +128,10 @@ class AdapterStore:
     # -- for the operator
 
     async def put(self, adapter: AdapterId, wanted: PutAdapter) -> Residence:
-        """Idempotent; answers when warm. Raises NotWarm at the deadline, or why the load failed."""
+        """Idempotent; answers when warm. Raises NotWarm at the deadline, or why the load failed.
+
+        A pin that does not fit is refused with InsufficientMemory; the adapter is warm all the same.
+        """
         ref = str(adapter.ref)
         try:
             async with asyncio.timeout(wanted.deadline_s):
@@ -143,33 +139,30 @@ class AdapterStore:
                     await going.wait()
                 self._tombstones.pop(ref, None)
                 entry = self._entry(adapter)
-                entry.message = ""
-                self._failures.pop(ref, None)
-                if entry.core is None:
-                    await self._load(entry, wanted.bytes, pinned=wanted.pinned, warm_wanted=True)
-                await self._mark(entry, pinned=wanted.pinned, warm_wanted=True)
+                self._failures.forget(ref)
+                while entry.core is None or not await self._mark(entry, pinned=wanted.pinned, warm_wanted=True):
+                    await self._load(entry, wanted.bytes, warm_wanted=True)
         except TimeoutError as error:
             raise NotWarm(f"{adapter.ref} was not warm within {wanted.deadline_s:g} seconds") from error
-        return self._residence(entry)
+        return self._well(entry)
 
     async def put_local(self, adapter: AdapterId, folder: Path) -> None:
         """Standalone: an adapter named on the command line."""
         entry = self._entry(adapter)
         entry.folder = folder
-        await self._load(entry, 0, pinned=False, warm_wanted=True)
+        await self._load(entry, 0, warm_wanted=True)
 
     async def pin(self, adapter: AdapterId, wanted: Pin) -> Residence:
         if str(adapter.ref) not in self._entries:
             raise NotFound(f"{adapter.ref} is not on this engine")
         entry = self._entry(adapter)
-        if entry.core is None:
-            raise NotFound(f"{adapter.ref} is not warm on this engine")
         try:
             async with asyncio.timeout(CORE_LOAD_SECONDS):
-                await self._mark(entry, pinned=wanted.pinned, warm_wanted=wanted.warm)
+                if not await self._mark(entry, pinned=wanted.pinned, warm_wanted=wanted.warm):
+                    raise NotFound(f"{adapter.ref} is not warm on this engine")
         except TimeoutError as error:
             raise DeadlineExceeded(f"{adapter.ref} was not marked in time") from error
-        return self._residence(entry)
+        return self._well(entry)
 
     async def delete(self, adapter: AdapterId, drain_s: float) -> Residence:
         """Tombstone first, so that no new request gets in; then drain, free the memory and the disk."""
@@ -195,6 +188,8 @@ class AdapterStore:
         if load is not None:
             load.cancel()
             await asyncio.wait([load])
+        if load is not None and entry.core is None:
+            self._core.send(m.UnloadAdapter(key=entry.key, drain_s=0))  # it may be about to map it
         if entry.core is not None:
             await self._unload(entry, drain_s)
         if not any(each.id.digest == digest for each in self._entries.values() if each is not entry):
@@ -207,15 +202,7 @@ class AdapterStore:
     # -- from the core
 
     def core_said(self, message: m.AdapterState | m.AdapterFailed) -> None:
-        for future in self._answers.pop(message.key, []):
-            if future.done():
-                continue
-            if isinstance(message, m.AdapterFailed):
-                status = 503 if message.code in _TEMPORARY else 422
-                body = {"error": {"code": message.code, "message": message.message}}
-                future.set_exception(from_wire(status, body))
-            else:
-                future.set_result(message)
+        self._answers.said(message)
         entry = self._entries.get(message.key.ref)
         if entry is None or entry.id.digest != message.key.digest:
             if isinstance(message, m.AdapterState) and message.residency != "absent":
@@ -258,12 +245,16 @@ class AdapterStore:
         self._entries.move_to_end(ref)
         return entry
 
-    async def _load(self, entry: _Entry, size: int, *, pinned: bool, warm_wanted: bool) -> None:
+    async def _load(self, entry: _Entry, size: int, *, warm_wanted: bool) -> None:
         """Join the load under way or begin one; the load outlives a waiter that gives up."""
         ref = str(entry.id.ref)
         task = self._loads.get(ref)
+        if warm_wanted and not entry.wanted:
+            entry.wanted = True
+            if task is not None:  # it may wait for room that only the operator's wish can claim
+                self._core.send(m.MarkAdapter(key=entry.key, warm_wanted=True))
         if task is None:
-            task = asyncio.create_task(self._run_load(entry, size, pinned, warm_wanted))
+            task = asyncio.create_task(self._run_load(entry, size))
             self._loads[ref] = task
             task.add_done_callback(lambda done: self._loaded(ref, entry, done))
         try:
@@ -273,14 +264,14 @@ class AdapterStore:
                 raise Withdrawn(f"{ref} was withdrawn from this engine") from None
             raise
 
-    async def _run_load(self, entry: _Entry, size: int, pinned: bool, warm_wanted: bool) -> None:
+    async def _run_load(self, entry: _Entry, size: int) -> None:
         started = self._clock()
         entry.loading, entry.message = True, ""
         self._show(entry)
         tier, image = "disk", self._disk.find(entry.id.digest)
         if image is not None:
             try:
-                await self._hand_over(entry, image, pinned, warm_wanted)
+                await self._hand_over(entry, image)
             except LoraplaneError as error:
                 if error.code != IMAGE_BROKEN:
                     raise
@@ -289,13 +280,19 @@ class AdapterStore:
                 image = None
         if image is None:
             tier, image = "source", await self._image(entry, size)
-            await self._hand_over(entry, image, pinned, warm_wanted)
+            await self._hand_over(entry, image)
         self._on_load(tier, self._clock() - started)
 
-    async def _hand_over(self, entry: _Entry, image: Image, pinned: bool, warm_wanted: bool) -> None:
-        async with asyncio.timeout(CORE_LOAD_SECONDS), self._answer(entry.key) as answer:
-            self._core.send(m.LoadAdapter(key=entry.key, image=str(image.path), pinned=pinned, warm_wanted=warm_wanted))
-            await answer
+    async def _hand_over(self, entry: _Entry, image: Image) -> None:
+        path, room = str(image.path), HOST_ROOM_SECONDS
+        with self._answers.about(entry.key) as words:
+            self._core.send(m.LoadAdapter(key=entry.key, image=path, warm_wanted=entry.wanted, wait_s=room))
+            try:
+                async with asyncio.timeout(HOST_ROOM_SECONDS + CORE_LOAD_SECONDS):
+                    while (await words.next()).residency == "absent":
+                        pass  # of the time before
+            except TimeoutError as error:
+                raise DeadlineExceeded(f"{entry.id.ref} was not mapped in time") from error
 
     async def _image(self, entry: _Entry, size: int) -> Image:
         if entry.folder is not None:
@@ -304,54 +301,39 @@ class AdapterStore:
 
     def _loaded(self, ref: str, entry: _Entry, task: "asyncio.Task[None]") -> None:
         self._loads.pop(ref, None)
-        entry.loading = False
+        entry.loading = entry.wanted = False
         error = None if task.cancelled() else task.exception()
         if error is None:
-            self._failures.pop(ref, None)
+            self._failures.forget(ref)
         else:
             known = error if isinstance(error, LoraplaneError) else Unavailable(f"loading {ref} failed")
             if known is not error:
                 log.error("loading %s failed", ref, exc_info=error)
             entry.message = known.message
-            count = self._failures[ref].count + 1 if ref in self._failures else 1
-            wait = min(BACKOFF_LIMIT_SECONDS, BACKOFF_SECONDS * 2 ** (count - 1))
-            self._failures[ref] = _Failure(known, self._clock() + wait, count)
+            self._failures.add(ref, known)
         self._show(entry, force=error is not None)
 
-    async def _mark(self, entry: _Entry, *, pinned: bool, warm_wanted: bool | None) -> None:
-        """Tell the core the marks, unless it has them already."""
-        state = entry.core
-        if state is None:
-            raise Unavailable(f"{entry.id.ref} was evicted while it was being marked", retry_after=1)
-        if state.pinned == pinned and warm_wanted in (None, state.warm_wanted):
-            return
-        async with self._answer(entry.key) as answer:
-            self._core.send(m.MarkAdapter(key=entry.key, pinned=pinned, warm_wanted=warm_wanted))
-            await answer
+    async def _mark(self, entry: _Entry, *, pinned: bool, warm_wanted: bool | None) -> bool:
+        """Tell the core the marks, unless it has them already; False when it has evicted the adapter meanwhile."""
+        async with entry.marking:
+            if entry.core is None or _has_marks(entry.core, pinned, warm_wanted):
+                return entry.core is not None
+            with self._answers.about(entry.key) as words:
+                self._core.send(m.MarkAdapter(key=entry.key, pinned=pinned, warm_wanted=warm_wanted))
+                while not _has_marks(state := await words.next(), pinned, warm_wanted):
+                    if state.residency == "absent":
+                        return False
+        return True
 
     async def _unload(self, entry: _Entry, drain_s: float) -> None:
-        self._core.send(m.UnloadAdapter(key=entry.key, drain_s=drain_s))
-        try:
-            async with asyncio.timeout(drain_s + UNLOAD_GRACE_SECONDS):
-                while entry.core is not None:
-                    async with self._answer(entry.key) as answer:
-                        await answer
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"{entry.id.ref} was not freed in time") from error
-
-    @asynccontextmanager
-    async def _answer(self, key: m.AdapterKey) -> "AsyncIterator[asyncio.Future[m.AdapterState]]":
-        """The core's next word about `key`."""
-        future: asyncio.Future[m.AdapterState] = asyncio.get_running_loop().create_future()
-        self._answers.setdefault(key, []).append(future)
-        try:
-            yield future
-        finally:
-            waiting = self._answers.get(key, [])
-            if future in waiting:
-                waiting.remove(future)
-            if not waiting:
-                self._answers.pop(key, None)
+        with self._answers.about(entry.key) as words:
+            self._core.send(m.UnloadAdapter(key=entry.key, drain_s=drain_s))
+            try:
+                async with asyncio.timeout(drain_s + UNLOAD_GRACE_SECONDS):
+                    while (await words.next()).residency != "absent":
+                        pass  # its requests end one by one
+            except TimeoutError as error:
+                raise DeadlineExceeded(f"{entry.id.ref} was not freed in time") from error
 
     def _bury(self, ref: str) -> None:
         self._tombstones[ref] = None
@@ -364,7 +346,7 @@ class AdapterStore:
         for ref in list(self._entries)[: max(0, len(self._entries) - MEMORY)]:
             if self._entries[ref].shown == "absent" and ref not in self._loads:
                 del self._entries[ref]
-                self._failures.pop(ref, None)
+                self._failures.forget(ref)
 
     def _class(self, entry: _Entry) -> ResidencyClass:
         if entry.core is not None and entry.core.residency != "absent":
@@ -373,7 +355,7 @@ class AdapterStore:
             return "loading"
         if str(entry.id.ref) in self._tombstones:  # the image may stay for another adapter of the same bytes
             return "absent"
-        return "disk" if self._images is not None and self._images.has(entry.id.digest) else "absent"
+        return "disk" if self._image_of(entry) is not None else "absent"
 
     def _show(self, entry: _Entry, *, force: bool = False) -> None:
         shown = self._class(entry)
@@ -383,14 +365,25 @@ class AdapterStore:
             return
         self._on_change(self._residence(entry))
 
+    def _well(self, entry: _Entry) -> Residence:
+        """What was refused before is no longer true."""
+        if entry.message:
+            entry.message = ""
+            self._show(entry, force=True)
+        return self._residence(entry)
+
+    def _image_of(self, entry: _Entry) -> Image | None:
+        return None if self._images is None else self._images.get(entry.id.digest)
+
     def _residence(self, entry: _Entry) -> Residence:
-        core = entry.core
+        """Its size is told from the disk on, so that whoever plans its place knows what it takes in memory."""
+        core, image = entry.core, self._image_of(entry)
         return Residence(
             ref=str(entry.id.ref),
             digest=entry.id.digest,
             residency=entry.shown,
-            bytes=core.bytes if core else 0,
-            rank=core.rank if core else 0,
+            bytes=core.bytes if core else image.bytes if image else 0,
+            rank=core.rank if core else image.rank if image else 0,
             pinned=core.pinned if core else False,
             warm_wanted=core.warm_wanted if core else False,
             in_use=core.in_use if core else 0,
@@ -399,8 +392,8 @@ class AdapterStore:
         )
 
 
-#: Reasons of the core that pass by themselves, so that a client should try again.
-_TEMPORARY = frozenset({"insufficient_memory", "unavailable", IMAGE_BROKEN, "engine_busy"})
+def _has_marks(state: m.AdapterState, pinned: bool, warm_wanted: bool | None) -> bool:
+    return state.residency != "absent" and state.pinned == pinned and warm_wanted in (None, state.warm_wanted)
 
 
 def _conflict(adapter: AdapterId, entry: _Entry) -> DigestConflict:

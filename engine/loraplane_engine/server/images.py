@@ -88,8 +88,9 @@ class ImageStore:
                 self._images[path.name.removesuffix(".image")] = image
         self._trim()
 
-    def has(self, digest: str) -> bool:
-        return digest in self._images
+    def get(self, digest: str) -> Image | None:
+        """What is known of the image, without looking at the disk or counting as a use."""
+        return self._images.get(digest)
 
     def find(self, digest: str) -> Image | None:
         """The image if it is here; marks it used."""

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from loraplane_engine.server.heads import HeadDeadline
+
 #: Longer than any client's or gateway's own keep-alive, so that the server is not the one that closes
 #: a connection just as a request is sent on it.
 KEEP_ALIVE_SECONDS = 75
@@ -29,7 +31,7 @@ class Listener:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=HeadDeadline,
                 ws="none",
                 lifespan="off",
                 loop="asyncio",

@@ -14,6 +14,9 @@ MAX_STOP_LENGTH = 256
 MAX_STOP_TOKENS = 64
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
+#: Log probabilities of one request: tokens that get some, times one more than the alternatives to each. They are
+#: kept until the answer is whole. What one answer that fills the context may carry is allowed in any case.
+MAX_LOGPROB_ENTRIES = 1 << 18
 MAX_IGNORED_HEADER = 512
 
 #: Fields that would change the answer and are not implemented, with the values that ask for nothing.
@@ -112,6 +115,19 @@ def sampling_params(common: Common, max_tokens: int, choice: int, extra: dict[st
     if "seed" in options:
         options["seed"] = (options["seed"] + choice) & ((1 << 63) - 1)
     return SamplingParams(max_tokens=max_tokens, **options)
+
+
+def check_logprobs(tokens: int, alternatives: int | None, max_model_len: int) -> None:
+    """`tokens` get log probabilities in this request; None = none do. Raises InvalidParameter with the arithmetic."""
+    if alternatives is None:
+        return
+    entries, limit = tokens * (alternatives + 1), max(MAX_LOGPROB_ENTRIES, max_model_len * (MAX_LOGPROBS + 1))
+    if entries > limit:
+        raise InvalidParameter(
+            f"log probabilities of up to {tokens} tokens with {alternatives} alternatives each are {entries} entries; "
+            f"one request may ask for {limit}: lower `n`, `max_tokens` or the number of alternatives",
+            param="logprobs",
+        )
 
 
 def _model(fields: Fields) -> str:

@@ -12,6 +12,7 @@ from loraplane_engine.server.params import (
     MAX_CHOICES,
     MAX_LOGPROBS,
     Common,
+    check_logprobs,
     read_common,
     sampling_params,
 )
@@ -67,6 +68,7 @@ class RequestReader:
             limit = self._limit(prompt, common.max_tokens, COMPLETION_DEFAULT_TOKENS)
             text = self._tokenizer.decode(prompt) if echo else ""
             choices += self._choices(len(choices), prompt, limit, common, extra=extra, echo=text)
+        self._check_logprobs(choices, logprobs, prompts_too=echo)
         return self._request(fields, common, prompts, choices, chat=False, echo=echo)
 
     async def chat(self, body: dict[str, Any]) -> GenerateRequest:
@@ -84,7 +86,9 @@ class RequestReader:
             raise InvalidParameter("`top_logprobs` needs `logprobs` to be true", param="top_logprobs")
         if fields.raw("add_generation_prompt") not in (None, True):
             raise InvalidParameter("`add_generation_prompt` must be true", param="add_generation_prompt")
-        choices = self._choices(0, prompt, limit, common, extra={"logprobs": (top or 0) if wanted else None})
+        logprobs = (top or 0) if wanted else None
+        choices = self._choices(0, prompt, limit, common, extra={"logprobs": logprobs})
+        self._check_logprobs(choices, logprobs)
         return self._request(fields, common, [prompt], choices, chat=True, echo=False)
 
     def _request(
@@ -117,6 +121,10 @@ class RequestReader:
         if any(token >= self._vocab_size for token in common.sampling["stop_token_ids"]):
             raise InvalidParameter(f"token ids lie between 0 and {self._vocab_size - 1}", param="stop_token_ids")
         return [Choice(first + n, prompt, sampling_params(common, limit, n, extra), echo) for n in range(common.n)]
+
+    def _check_logprobs(self, choices: list[Choice], alternatives: int | None, *, prompts_too: bool = False) -> None:
+        tokens = sum(each.sampling.max_tokens + (len(each.prompt) if prompts_too else 0) for each in choices)
+        check_logprobs(tokens, alternatives, self._max_model_len)
 
     async def _prompts(self, value: Any, n: int) -> list[list[int]]:
         """string | [string] | [token] | [[token]] -> token lists."""

@@ -69,6 +69,7 @@ class FakeCore:
         self.script: Script = answer
         self.load_answer: Callable[[m.LoadAdapter], m.AdapterState | m.AdapterFailed | None] = self._host
         self.unload_at_once = True
+        self.mark_answer: Callable[[m.MarkAdapter], list[m.FromCore]] = self._marked
         self.adapters: dict[m.AdapterKey, m.AdapterState] = {}
         self._changed = asyncio.Condition()
         self._fifo = folder / "core.fifo"
@@ -91,10 +92,14 @@ class FakeCore:
         self._socket.send_multipart([m.encoder.encode(message) for message in messages])
 
     def unload(self, key: m.AdapterKey) -> None:
-        self._tell(_replaced(self.adapters[key], residency="absent"))
+        nowhere = m.AdapterState(
+            key=key, residency="absent", bytes=0, rank=0, pinned=False, warm_wanted=False, in_use=0
+        )
+        self._tell(replaced(self.adapters.get(key, nowhere), residency="absent"))
 
     def reset(self) -> None:
         self.unload_at_once = True
+        self.mark_answer = self._marked
         self.received.clear()
         self.script = answer
         self.load_answer = self._host
@@ -131,7 +136,7 @@ class FakeCore:
             residency="host",
             bytes=manifest.data_bytes,
             rank=manifest.rank,
-            pinned=load.pinned,
+            pinned=False,
             warm_wanted=load.warm_wanted,
             in_use=0,
         )
@@ -162,13 +167,19 @@ class FakeCore:
         elif isinstance(message, m.LoadAdapter):
             self._tell(self.load_answer(message))
         elif isinstance(message, m.MarkAdapter):
-            state = self.adapters[message.key]
-            self._tell(_marked(state, message))
+            for reply in self.mark_answer(message):
+                self.say(reply)
         elif isinstance(message, m.UnloadAdapter):
             if self.unload_at_once:
                 self.unload(message.key)
         elif isinstance(message, m.Shutdown):
             self.die()
+
+    def _marked(self, mark: m.MarkAdapter) -> list[m.FromCore]:
+        changes = {"pinned": mark.pinned, "warm_wanted": mark.warm_wanted}
+        chosen = {name: value for name, value in changes.items() if value is not None}
+        self.adapters[mark.key] = replaced(self.adapters[mark.key], **chosen)
+        return [self.adapters[mark.key]]
 
     def _tell(self, message: m.AdapterState | m.AdapterFailed | None) -> None:
         if isinstance(message, m.AdapterState):
@@ -177,12 +188,7 @@ class FakeCore:
             self.say(message)
 
 
-def _marked(state: m.AdapterState, mark: m.MarkAdapter) -> m.AdapterState:
-    changes = {"pinned": mark.pinned, "warm_wanted": mark.warm_wanted}
-    return _replaced(state, **{name: value for name, value in changes.items() if value is not None})
-
-
-def _replaced(state: m.AdapterState, **changes: object) -> m.AdapterState:
+def replaced(state: m.AdapterState, **changes: object) -> m.AdapterState:
     values = {name: getattr(state, name) for name in state.__struct_fields__}
     return m.AdapterState(**(values | changes))
 

@@ -1,12 +1,16 @@
 """Refusals: each has a status, a stable code and, where a field is at fault, its name."""
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 
 import pytest
 
+from loraplane_core.errors import InvalidParameter
 from loraplane_engine import messages as m
+from loraplane_engine.server import heads
+from loraplane_engine.server.params import check_logprobs
 from tests.engine.server.world import BASE, World
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -19,9 +23,9 @@ async def post_raw(world: World, body: bytes, path: str = "/v1/completions") -> 
     return response.status_code, response.json()["error"]
 
 
-async def send_bytes(world: World, request: bytes) -> bytes:
+async def send_bytes(world: World, request: bytes, port: str = "data") -> bytes:
     """What the server answers to these very bytes, until it closes or five seconds are over."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", world.ports["data"])
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.ports[port])
     try:
         writer.write(request)
         async with asyncio.timeout(5):
@@ -176,6 +180,42 @@ async def test_prompt_and_answer_must_fit_together(engine: World) -> None:
     assert (await engine.complete(prompt="x" * 500, max_tokens=12)).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [7] * 400, "n": 128, "echo": True, "logprobs": 5}),
+        ("/v1/completions", {"prompt": [[7] * 400] * 64, "n": 2, "echo": True, "logprobs": 5}),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 400, "n": 128, "logprobs": 5}),
+        ("/v1/chat/completions", CHAT | {"n": 128, "logprobs": True, "top_logprobs": 20}),
+    ],
+)
+async def test_more_log_probabilities_than_memory_is_for_are_refused_with_the_arithmetic(
+    engine: World, path: str, body: dict[str, Any]
+) -> None:
+    status, error = await post_raw(engine, json.dumps({"model": BASE} | body).encode(), path)
+    assert (status, error["code"], error["param"]) == (400, "invalid_parameter", "logprobs")
+    assert "entries; one request may ask for 262144" in error["message"]
+    assert engine.core.of(m.Generate) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [7] * 400, "n": 128, "echo": True}),
+        ("/v1/completions", {"prompt": [7] * 400, "n": 8, "echo": True, "logprobs": 20}),
+        ("/v1/chat/completions", CHAT | {"n": 8, "logprobs": True, "top_logprobs": 20}),
+    ],
+)
+async def test_log_probabilities_within_the_bound_pass(engine: World, path: str, body: dict[str, Any]) -> None:
+    assert (await engine.data.post(path, json={"model": BASE} | body)).status_code == 200
+
+
+async def test_one_answer_that_fills_the_context_may_carry_all_log_probabilities() -> None:
+    check_logprobs(100_000, 20, max_model_len=100_000)
+    with pytest.raises(InvalidParameter, match="2100042 entries"):
+        check_logprobs(100_002, 20, max_model_len=100_000)
+
+
 async def test_case_e17_an_unknown_model_is_404_and_never_the_base(engine: World) -> None:
     for path, rest in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", CHAT)):
         for model in ("tinny", "tiny ", "local/tiny@1", "../tiny", "base"):
@@ -253,6 +293,60 @@ async def test_a_body_that_never_arrives_is_given_up(engine: World, monkeypatch:
     answer = await send_bytes(engine, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
     assert answer.startswith(b"HTTP/1.1 400")
     assert b"body_timeout" in answer
+
+
+@pytest.mark.parametrize("port", ["data", "metrics"])
+@pytest.mark.parametrize("head", [b"", b"GET /health/live HTTP/1.1\r\nhost: x\r\nx-slow: "])
+async def test_a_head_that_never_ends_is_given_up(
+    engine: World, monkeypatch: pytest.MonkeyPatch, port: str, head: bytes
+) -> None:
+    monkeypatch.setattr(heads, "HEAD_SECONDS", 0.2)
+    assert b" 408 " in await send_bytes(engine, head, port)
+
+
+async def test_a_head_byte_by_byte_has_one_deadline_also_after_an_answer(
+    engine: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "HEAD_SECONDS", 0.3)
+    reader, writer = await asyncio.open_connection("127.0.0.1", engine.ports["data"])
+    try:
+        async with asyncio.timeout(5):
+            writer.write(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b" 200 " in await reader.readuntil(b"}")
+            writer.write(b"GET /health/live HTTP/1.1\r\n")
+            answer = asyncio.create_task(reader.read())
+            while not answer.done():
+                writer.write(b"x")  # never silent, never done
+                await asyncio.wait([answer], timeout=0.02)
+            with contextlib.suppress(ConnectionResetError):  # what is still sent may take the refusal's bytes along
+                assert b"deadline_exceeded" in answer.result()
+    finally:
+        writer.close()
+
+
+async def test_the_deadline_for_heads_leaves_bodies_streams_and_idle_connections_alone(
+    engine: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "HEAD_SECONDS", 0.1)
+    for _ in range(2):  # the same connection, kept for longer than a head may take
+        assert (await engine.complete()).status_code == 200
+        await asyncio.sleep(0.2)
+    body = b'{"model": "tiny", "prompt": "hi"}'
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", engine.ports["data"])
+    try:
+        writer.write(head.encode() + body[:5])
+        await asyncio.sleep(0.2)
+        writer.write(body[5:])
+        async with asyncio.timeout(5):
+            assert b" 200 " in await reader.read()
+    finally:
+        writer.close()
+
+
+async def test_what_is_no_http_is_refused_in_our_form(engine: World) -> None:
+    answer = await send_bytes(engine, b"NONSENSE\r\n\r\n")
+    assert b" 400 " in answer and b'"code":"invalid_request"' in answer
 
 
 async def test_unknown_paths_and_methods_get_an_openai_shaped_404(engine: World) -> None:
