@@ -35,6 +35,7 @@ GATHER_PASSES = 4.0
 GATHER_MAX_SECONDS = 0.8
 #: After a stop, what is being carried out may finish within this.
 GRACE_SECONDS = 10.0
+IDLE_CONNECTIONS = 20
 _BROKEN_SECONDS = 1.0
 #: Gates (lanes.py) of what goes to the API server, or to the supervisor.
 _CLUSTER_GATES = frozenset({"finalizer", "status", "workload"})
@@ -86,7 +87,9 @@ class Reconciler:
         self._broken: Exception | None = None
         self._notebook = Notebook()
         self._subjects = Subjects()
-        self._http = httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=None))
+        # Each request looks at all idle connections: a few are enough, since lanes bound what runs at a time.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=IDLE_CONNECTIONS)
+        self._http = httpx.AsyncClient(trust_env=False, limits=limits)
         client = RegistryClient(self._http, registry_url, credentials.operator_credential(master))
         admin = credentials.role_key(master, "admin")
         self._fleet = Fleet(self._http, lambda replica: _token(admin, replica), self.wake)

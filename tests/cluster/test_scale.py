@@ -17,7 +17,7 @@ from tests.cluster.models import tiny_adapter
 from tests.cluster.services import until
 from tests.cluster.system import FAKE_IMAGE, POOL, ClusterAccess, System, running_system
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 ADAPTERS_WANTED = 1_000
 REPLICAS = 8
 READY_SECONDS = 120.0
@@ -68,7 +68,7 @@ def thousand(cluster: ClusterAccess, tmp_path_factory: pytest.TempPathFactory) -
         file = manifests(folder, system)
         system.kubectl("apply", "--server-side", "-f", str(file))
         begun = time.monotonic()
-        until(lambda: not not_ready(system), 2 * READY_SECONDS, lambda: f"{not_ready(system)[:5]}", every=1)
+        until(lambda: not not_ready(system), 2 * READY_SECONDS, lambda: f"{not_ready(system)[:5]}", every=2)
         took = time.monotonic() - begun
         print(f"{ADAPTERS_WANTED} adapters were Ready {took:.0f} s after they were applied", file=sys.stderr)
         yield Thousand(system, took)
