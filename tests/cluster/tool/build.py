@@ -1,4 +1,4 @@
-"""Builds the control plane from the checked-in Go modules into a cache outside the checkout.
+"""Builds the control plane, and helm, from the checked-in Go modules into a cache outside the checkout.
 
 One folder per module, named by the hash of its sources and the Go version. Each binary is built under another
 name and renamed, so an interrupted build resumes with the binaries that are missing.
@@ -42,6 +42,7 @@ API_LEVEL = (
     _kubernetes("kube-apiserver", 4),
     _kubernetes("kube-controller-manager", 1),
     _kubernetes("kubectl", 1),
+    Binary("helm", "helm", "helm.sh/helm/v3/cmd/helm", 2),
 )
 NODE_LEVEL = (
     *API_LEVEL,
@@ -65,6 +66,16 @@ def build(level: str) -> dict[str, Path]:
             if not found[binary.name].exists():
                 _go_build(binary, found[binary.name])
     return found
+
+
+def cached(name: str) -> Path | None:
+    """A binary that was built before; None when there is none, or no Go to tell which one it would be."""
+    binary = next(each for each in NODE_LEVEL if each.name == name)
+    try:
+        path = _folder(binary.module) / name
+    except (ClusterError, OSError, subprocess.SubprocessError):
+        return None
+    return path if path.exists() else None
 
 
 def _cache() -> Path:

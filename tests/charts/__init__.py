@@ -1,0 +1,1 @@
+"""The chart, rendered: no cluster needed, but helm."""
