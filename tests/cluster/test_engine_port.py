@@ -313,8 +313,8 @@ def test_neither_a_wish_nor_a_request_takes_the_place_of_what_is_warm(empty: Ben
 
 def test_what_a_request_brought_in_goes_first(empty: Bench) -> None:
     assert empty.put("acme/m/1", 0).is_success
-    assert empty.ask("acme/n/1", 1).is_success
-    assert empty.listed()["acme/n@1"]["warm_wanted"] is False
+    assert empty.ask("acme/cold/1", 1).is_success  # a name that was never withdrawn here
+    assert empty.listed()["acme/cold@1"]["warm_wanted"] is False
     assert empty.put("acme/o/1", 2).is_success
     told = empty.listed()
     assert {ref for ref, each in told.items() if each["residency"] in ("host", "device")} == {"acme/m@1", "acme/o@1"}
