@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,6 +27,7 @@ from loraplane_gateway.data.routing.endpoints import EndpointFolder
 from loraplane_gateway.data.routing.inflight import InFlight
 from loraplane_gateway.data.routing.replicas import Fleet
 from loraplane_gateway.data.routing.router import Router
+from loraplane_gateway.data.routing.slices import ApiServer, EndpointSlices
 from loraplane_gateway.data.routing.spread import Spread
 from loraplane_gateway.data.settings import DataSettings
 from loraplane_gateway.data.snapshot import Registry
@@ -219,8 +221,7 @@ async def _fleet(settings: DataSettings, metrics: Metrics, stack: AsyncExitStack
     )
     fleet = Fleet(state_client, read_key(settings.state_key_file), lost_timeout=settings.lost_timeout)
     stack.push_async_callback(fleet.close)
-    folder = EndpointFolder(settings.endpoints_dir, fleet.set_endpoints)
-    jobs["endpoints"] = folder.watch
+    jobs["endpoints"] = await _endpoints(settings, fleet, stack)
     metrics.gauge("replicas", "Replicas known from endpoints", lambda: len(fleet.views()))
     metrics.gauge(
         "residences",
@@ -229,6 +230,14 @@ async def _fleet(settings: DataSettings, metrics: Metrics, stack: AsyncExitStack
     )
     metrics.gauge("replicas_alive", "Replicas that are ready and whose /state is in step", fleet.alive)
     return fleet
+
+
+async def _endpoints(settings: DataSettings, fleet: Fleet, stack: AsyncExitStack) -> Callable[[], Awaitable[None]]:
+    if settings.endpoints_dir is not None:
+        return EndpointFolder(settings.endpoints_dir, fleet.set_endpoints).watch
+    api = ApiServer.in_cluster(os.environ)
+    client = await stack.enter_async_context(api.client())
+    return EndpointSlices(client, api.headers, settings.watched_namespaces, fleet.set_endpoints).watch
 
 
 def _observe(metrics: Metrics, registry: Registry, admission: Admission, in_flight: InFlight, usage: UsageLog) -> None:

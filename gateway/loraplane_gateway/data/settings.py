@@ -7,6 +7,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from loraplane_core.credentials import read_key
+from loraplane_core.identity import is_name
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -21,7 +22,10 @@ class DataSettings(BaseSettings):
     key_pepper_file: Path = Field(description="hexadecimal pepper of the API keys, shared with the registry")
     data_key_file: Path = Field(description="hexadecimal role key `data`: engine credentials derive from it")
     state_key_file: Path = Field(description="hexadecimal role key `state`")
-    endpoints_dir: Path = Field(description="folder of EndpointSlice-shaped JSON files")
+    endpoints_dir: Path | None = Field(None, description="folder of EndpointSlice-shaped JSON files")
+    endpoints_namespaces: str | None = Field(
+        None, description="in a pod, instead: namespaces, by comma, whose EndpointSlices are watched"
+    )
     host: str = Field("127.0.0.1", description="address of the OpenAI port")
     port: int = Field(8000, ge=0, le=65_535, description="0 takes a free one, see ports_file")
     metrics_port: int | None = Field(None, ge=0, le=65_535, description="Prometheus listener; unset: none")
@@ -62,6 +66,18 @@ class DataSettings(BaseSettings):
         if value is not None and not value.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("must read redis://[:PASSWORD@]HOST:PORT/NUMBER")
         return value
+
+    @model_validator(mode="after")
+    def _endpoints_come_from_one_place(self) -> Self:
+        if (self.endpoints_dir is None) == (self.endpoints_namespaces is None):
+            raise ValueError("set either endpoints_dir or endpoints_namespaces")
+        if self.endpoints_namespaces is not None and not all(is_name(name) for name in self.watched_namespaces):
+            raise ValueError("endpoints_namespaces must be names of namespaces, separated by commas")
+        return self
+
+    @property
+    def watched_namespaces(self) -> tuple[str, ...]:
+        return tuple((self.endpoints_namespaces or "").split(","))
 
     @model_validator(mode="after")
     def _keys_are_readable(self) -> Self:
