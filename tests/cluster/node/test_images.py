@@ -21,7 +21,7 @@ from tests.cluster.tool.controlplane import NODE_NAME
 MEGABYTE = 10**6
 PACKED_LIMIT = 150 * MEGABYTE
 SYSTEM_SECONDS = 90.0
-ENGINE_SECONDS = 120.0
+ENGINE_SECONDS = 90.0
 #: Less than the pods' grace period, 20 s.
 STOP_SECONDS = 15.0
 SITE = ROOT / ".venv" / "lib" / "python3.11" / "site-packages"
