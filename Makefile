@@ -9,7 +9,7 @@ export UV_PYTHON_DOWNLOADS := never
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install model demo up down check lint types imports drift test check-slow check-cluster \
+.PHONY: help install model demo up down check lint types imports drift crds chart test check-slow check-cluster \
 	images cluster-up cluster-down cluster-shell bench-engine pins clean
 
 help: ## Show what can be made
@@ -60,12 +60,20 @@ imports: $(VENV)/.stamp
 
 drift: $(VENV)/.stamp
 	@$(BIN)/python -m loraplane_core.resources.crds --check crds
+	@diff -r crds charts/loraplane/crds || { echo "the chart's CRDs are not those of crds/: make crds"; exit 1; }
+
+crds: $(VENV)/.stamp ## Generate crds/ from the resource models, and copy them into the chart
+	@$(BIN)/python -m loraplane_core.resources.crds crds
+	@rm -f charts/loraplane/crds/*.yaml && cp crds/*.yaml charts/loraplane/crds/
+
+chart: $(VENV)/.stamp ## Render every set of values anew into tests/charts/golden; needs the helm that check-cluster builds
+	@$(BIN)/python -m tests.charts.golden
 
 test: $(VENV)/.stamp model
 	@$(BIN)/pytest -q -n 2 --dist loadfile --ignore=tests/cluster -m 'not slow'  # more waiting than work: two workers halve it
 
 check-cluster: $(VENV)/.stamp model ## Tests on a real control plane and with real pods; needs root and Go; ≤ 20 minutes cold
-	@$(CLUSTER) run --name check -- $(BIN)/pytest -q tests/cluster -m 'not slow' --ignore=tests/cluster/node
+	@$(CLUSTER) run --name check -- $(BIN)/pytest -q tests/cluster tests/charts -m 'not slow' --ignore=tests/cluster/node
 	@$(CLUSTER) run --name check-node --level node -- $(BIN)/pytest -q tests/cluster/node -m 'not slow'
 
 check-slow: $(VENV)/.stamp model ## Kill loops and other long tests on a cluster of their own, ≤ 20 minutes
