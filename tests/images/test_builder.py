@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.images import ImageError, archive, build
 from tests.cluster.images.__main__ import main
-from tests.cluster.images.buildah import Buildah
+from tests.cluster.images.buildah import Buildah, _pip_config
 from tests.cluster.images.debian import sources
 
 # Each call is a line of CALLS. FAILS: the command that fails; a push writes half of its archive before.
@@ -41,6 +41,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], li
         (folder / name).chmod(0o755)
     monkeypatch.setattr("tests.cluster.images.builder.install", lambda needs: None)
     monkeypatch.setattr("tests.cluster.images.debian._targets", lambda: ["Debian Debian mirror"])
+    monkeypatch.setattr("tests.cluster.images.buildah._pip_config", list)  # the real one takes a second
     monkeypatch.setattr("os.geteuid", lambda: 0)
     for name, value in {"CALLS": str(log), "FAILS": "", "XDG_CACHE_HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
@@ -124,6 +125,7 @@ def test_a_build_is_told_how_to_reach_the_index_and_nothing_else(
     calls: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Whoever may read an image must not find this machine's settings in it."""
+    monkeypatch.setattr("tests.cluster.images.buildah._pip_config", _pip_config)
     certificate = tmp_path / "bundle"
     certificate.write_text("trusted")
     for name, value in {"CERT": str(certificate), "INDEX_URL": "index.example", "FIND_LINKS": "/wheels"}.items():
