@@ -3,6 +3,7 @@
 No pods run here: what the chart starts is tested in tests/cluster/node.
 """
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -11,14 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from loraplane_core.labels import FINALIZER, LABEL_POOL
+from loraplane_gateway.data.routing.endpoints import Endpoints
+from loraplane_gateway.data.routing.slices import EndpointSlices
 from tests.charts.helm import CHART, NAMESPACE, RELEASE, SETS, helm, objects, pod_templates, template
 from tests.cluster.install import install_crds
-from tests.cluster.kube import ADAPTERS, POOLS, Kube, Refused
+from tests.cluster.kube import ADAPTERS, POOLS, Kube, Refused, settings_of
 from tests.cluster.services import until
 from tests.cluster.system import ClusterAccess
+from tests.operator.eventually import eventually
 
 #: The sets of values name these; `restricted` is enforced in all of them.
 NAMESPACES = (NAMESPACE, "lp-chart-gpu", "lp-chart-cpu", "lp-chart-acme", "lp-chart-globex")
@@ -147,6 +152,59 @@ def test_notes_name_the_next_three_commands(cluster: ClusterAccess, kube: Kube, 
         assert command in notes
     keys = secrets_of(kube)[f"{RELEASE}-keys"]
     assert not any(value in notes for value in keys.values())
+
+
+# -- where engines are
+
+
+async def test_a_data_gateway_sees_endpoints_with_its_own_rights_alone(
+    cluster: ClusterAccess, kube: Kube, released: dict[str, str]
+) -> None:
+    config = await asyncio.to_thread(cluster.service_account_kubeconfig, HOME, f"{RELEASE}-gateway")
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{HOME}/endpointslices/smol-x"
+    told: list[Endpoints] = []
+
+    async def until_seen(*ordinals: int) -> None:
+        async def seen() -> bool:
+            return bool(told) and {replica.ordinal for replica in told[-1]} == set(ordinals)
+
+        await eventually(seen)
+
+    async with httpx.AsyncClient(**settings_of(config)) as client:
+        watcher = EndpointSlices(client, dict, [HOME], told.append)
+        task = asyncio.create_task(watcher.watch())
+        try:
+            await until_seen()
+            await asyncio.to_thread(kube.apply, path, slice_of(0))
+            await until_seen(0)
+            await asyncio.to_thread(kube.apply, path, slice_of(0, 1))
+            await until_seen(0, 1)
+            await asyncio.to_thread(kube.delete, path)
+            await until_seen()
+            for refused in (path, f"/api/v1/namespaces/{HOME}/secrets", f"/api/v1/namespaces/{HOME}/pods"):
+                assert (await client.get(refused)).status_code == 403
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+def slice_of(*ordinals: int) -> dict[str, Any]:
+    pods = [
+        {
+            "addresses": [f"10.9.0.{ordinal + 1}"],
+            "conditions": {"ready": True},
+            "targetRef": {"kind": "Pod", "namespace": HOME, "name": f"smol-{ordinal}"},
+        }
+        for ordinal in ordinals
+    ]
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "smol-x", "labels": {LABEL_POOL: "smol"}},
+        "addressType": "IPv4",
+        "endpoints": pods,
+        "ports": [{"name": name, "port": 8000 + number} for number, name in enumerate(("data", "admin", "metrics"))],
+    }
 
 
 # -- uninstalling
