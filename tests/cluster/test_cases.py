@@ -154,7 +154,7 @@ def test_a_download_that_fails_is_told_for_each_replica_and_goes_on_by_itself_o6
     name = "downloaded"
     _downloads_fail(system, name, replicas=REPLICAS)
     rows = until(lambda: _all_told(system, name), 20, lambda: system.explain(name))
-    assert {row["residency"] for row in rows} == {"absent"}
+    assert {row["residency"] for row in rows} <= {"absent", "loading"}  # a next try may be under way
     assert system.condition(name, "Ready") == ("False", "ArtifactUnavailable")
     assert f"{system.namespace}/{POOL}/0" in message(system, name)
     _downloads_work(system, name)
