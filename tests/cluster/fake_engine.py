@@ -28,7 +28,7 @@ from loraplane_core.identity import AdapterId
 from loraplane_core.wire import encode
 from loraplane_core.wire.engine import ModelInfo, Pin, PutAdapter, Residence
 from loraplane_engine import messages as m
-from loraplane_engine.adapters.room import Held, check_pin, host_victims, keeps_place
+from loraplane_engine.adapters.room import Held, HostRoom, check_pin, keeps_place
 from loraplane_engine.server import access
 from loraplane_engine.server.adapters import AdapterStore
 from loraplane_engine.server.admin_app import AdminRoutes
@@ -100,7 +100,7 @@ class NoCore(CoreClient):
         known = self.held.get(key)
         if known is None and key.digest not in self._images():
             newcomer = key.ref if message.warm_wanted else None
-            victims = host_victims(self._seen_by(newcomer), self._size(key.digest), self._budgets.host)
+            victims = HostRoom(self._seen_by(newcomer), self._budgets.host).victims(self._size(key.digest))
             assert victims is not None, "nothing here is ever in use"
             for other in [other for other in self.held if other.digest in victims]:
                 self.lose(other)

@@ -5,7 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplane_core.errors import InsufficientMemory
-from loraplane_engine.adapters.room import Held, check_pin, host_victims, keeps_place
+from loraplane_engine.adapters.room import Held, HostRoom, check_pin, keeps_place
+
+
+def host_victims(images: list[Held], need: int, limit: int) -> list[str] | None:
+    return HostRoom(images, limit).victims(need)
 
 
 def held(digest: str, size: int, *, reserved: bool = False, busy: bool = False, age: float = 0.0) -> Held:

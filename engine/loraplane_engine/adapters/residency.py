@@ -17,7 +17,7 @@ from loraplane_core.errors import ArtifactRejected, InsufficientMemory, Loraplan
 from loraplane_engine.adapters.device import DeviceTier
 from loraplane_engine.adapters.host import HostLoader
 from loraplane_engine.adapters.image import IMAGE_BROKEN, Layout, Manifest, broken, read_manifest
-from loraplane_engine.adapters.room import Held, check_pin, host_victims, keeps_place
+from loraplane_engine.adapters.room import Held, HostRoom, check_pin, keeps_place
 from loraplane_engine.adapters.table import DeviceTable
 from loraplane_engine.adapters.words import Adapter, Image, Limits
 from loraplane_engine.kernels.contract import GroupedLora, SiteGroup
@@ -81,6 +81,7 @@ class Residency:
         }
         self._loader = HostLoader(pin=arena.bytes.is_cuda, wake=wake)
         self._waiting: dict[AdapterKey, _Waiting] = {}
+        self._freed = False  # something may have become free for them
 
     # --- ids: load, mark, use, unload
 
@@ -100,6 +101,7 @@ class Residency:
             self._fail(message.key, error)
             return
         self._waiting[message.key] = _Waiting(message, path, manifest, start, self._clock())
+        self._freed = True
         self.place_waiting()
 
     def mark(self, key: AdapterKey, pinned: bool | None, warm_wanted: bool | None) -> None:
@@ -111,11 +113,13 @@ class Residency:
         if waiting is not None and warm_wanted:
             message = msgspec.structs.replace(waiting.message, warm_wanted=True)
             self._waiting[key] = replace(waiting, message=message)
+            self._freed = True
             self.place_waiting()
             return
         if adapter is None:
             self._emit(_absent(key, 0))
             return
+        self._freed = True
         if warm_wanted is not None:
             adapter.warm_wanted = warm_wanted
         if pinned is not None:
@@ -136,6 +140,7 @@ class Residency:
             return
         adapter.requests.discard(request)
         adapter.image.running.discard(request)
+        self._freed = self._freed or not adapter.requests
         if adapter.drain_until is not None and not adapter.requests:
             self.drop(adapter)
         else:
@@ -151,7 +156,7 @@ class Residency:
         if adapter is None:
             self._emit(_absent(key, 0))
             return
-        adapter.warm_wanted = False
+        self._freed, adapter.warm_wanted = True, False
         self._pin(adapter, False)
         if adapter.requests:
             adapter.drain_until = until
@@ -163,7 +168,7 @@ class Residency:
         """Forget an id that no request uses; its image goes with the last of its ids."""
         if self.adapters.pop(adapter.key, None) is None:
             return
-        image = adapter.image
+        image, self._freed = adapter.image, True
         del image.adapters[adapter.key]
         if not image.adapters:
             self.device.leave(image)
@@ -195,7 +200,7 @@ class Residency:
             image = self.images.get(digest)
             if image is None or image.host is not None:
                 continue  # unloaded meanwhile
-            error = future.exception()
+            error, self._freed = future.exception(), True
             if error is None:
                 image.host = future.result()
                 self._report_all(image)
@@ -207,18 +212,23 @@ class Residency:
     def place_waiting(self) -> None:
         """Give waiting loads the room there is now: the operator's first, else who came first; refuse the late."""
         now, blocked = self._clock(), False
+        if not self._freed and all(now < waiting.until for waiting in self._waiting.values()):
+            return
+        self._freed = False
+        cold: HostRoom | None = None  # the same for all that requests bring in, until one is placed
         for waiting in sorted(self._waiting.values(), key=lambda each: not each.message.warm_wanted):
             key = waiting.message.key
             try:
-                if not blocked and self._place(waiting):
+                if waiting.message.warm_wanted:
+                    room = self._room(key.ref)
+                else:
+                    room = cold = cold or self._room(None)
+                if not blocked and self._place(waiting, room):
                     del self._waiting[key]
+                    cold = None
                     continue
                 if now >= waiting.until:
-                    raise InsufficientMemory(
-                        f"the adapter needs {waiting.manifest.data_bytes} bytes of host memory; for "
-                        f"{waiting.message.wait_s:g} seconds adapters that are warm or in use have held "
-                        f"{self.host_used} of {self.limits.host_bytes}"
-                    )
+                    raise self._too_late(waiting)
             except InsufficientMemory as error:
                 del self._waiting[key]
                 self._fail(key, error)
@@ -228,11 +238,11 @@ class Residency:
     def close(self) -> None:
         self._loader.close()
 
-    def _place(self, waiting: _Waiting) -> bool:
+    def _place(self, waiting: _Waiting, room: HostRoom) -> bool:
         message, manifest = waiting.message, waiting.manifest
         image = self.images.get(manifest.digest)
         if image is None:
-            victims = host_victims(self._held(message), manifest.data_bytes, self.limits.host_bytes)
+            victims = room.victims(manifest.data_bytes)
             if victims is None:
                 return False
             for digest in victims:
@@ -246,14 +256,23 @@ class Residency:
         self.report(adapter)
         return True
 
-    def _held(self, newcomer: LoadAdapter) -> Iterator[Held]:
-        ref = newcomer.key.ref if newcomer.warm_wanted else None
+    def _too_late(self, waiting: _Waiting) -> InsufficientMemory:
+        return InsufficientMemory(
+            f"the adapter needs {waiting.manifest.data_bytes} bytes of host memory; for {waiting.message.wait_s:g} "
+            f"seconds adapters that are warm or in use have held {self.host_used} of {self.limits.host_bytes}"
+        )
+
+    def _room(self, newcomer: str | None) -> HostRoom:
+        """As a ref that shall be warm sees it, or (None) what a request brings in."""
+        return HostRoom(self._held(newcomer), self.limits.host_bytes)
+
+    def _held(self, newcomer: str | None) -> Iterator[Held]:
         for image in self.images.values():
             marked = [each for each in image.adapters.values() if each.warm_wanted or each.pinned]
             yield Held(
                 digest=image.digest,
                 bytes=image.bytes,
-                reserved=keeps_place([(each.key.ref, each.pinned) for each in marked], ref),
+                reserved=keeps_place([(each.key.ref, each.pinned) for each in marked], newcomer),
                 busy=image.busy,
                 order=(bool(marked), image.row is not None, image.last_used),
             )

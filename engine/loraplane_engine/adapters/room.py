@@ -34,27 +34,36 @@ def keeps_place(holders: Iterable[tuple[str, bool]], newcomer: str | None) -> bo
     return any(pinned or _name(ref) != _name(newcomer) for ref, pinned in marked)
 
 
-def host_victims(held: Iterable[Held], need: int, limit: int) -> list[str] | None:
-    """Digests that leave so that `need` bytes fit; None = not now, but when what is busy becomes idle.
+class HostRoom:
+    """The host tier as a newcomer sees it; made once for all that see the same."""
 
-    Raises InsufficientMemory with the arithmetic when no waiting helps.
-    """
-    images = list(held)
-    reserved = sum(image.bytes for image in images if image.reserved)
-    if reserved + need > limit:
-        raise InsufficientMemory(
-            f"the adapter needs {need} bytes of host memory; "
-            f"warm and pinned adapters have reserved {reserved} of {limit}, so {max(0, limit - reserved)} are free"
-        )
-    free = limit - sum(image.bytes for image in images)
-    victims = []
-    for image in sorted(images, key=lambda image: image.order):
-        if free >= need:
-            break
-        if not (image.reserved or image.busy):
-            victims.append(image.digest)
+    def __init__(self, held: Iterable[Held], limit: int) -> None:
+        images = list(held)
+        self._limit = limit
+        self._leaving = [image for image in images if not (image.reserved or image.busy)]
+        self._reserved = sum(image.bytes for image in images if image.reserved)
+        self._free = limit - sum(image.bytes for image in images)
+        self._idle = sum(image.bytes for image in self._leaving)
+
+    def victims(self, need: int) -> list[str] | None:
+        """Digests that leave so that `need` bytes fit; None = not now, but when what is busy becomes idle.
+
+        Raises InsufficientMemory with the arithmetic when no waiting helps.
+        """
+        if self._reserved + need > self._limit:
+            raise InsufficientMemory(
+                f"the adapter needs {need} bytes of host memory; warm and pinned adapters have reserved "
+                f"{self._reserved} of {self._limit}, so {max(0, self._limit - self._reserved)} are free"
+            )
+        if self._free + self._idle < need:
+            return None
+        found, free = [], self._free
+        for image in sorted(self._leaving, key=lambda image: image.order):
+            if free >= need:
+                break
+            found.append(image.digest)
             free += image.bytes
-    return victims if free >= need else None
+        return found
 
 
 def check_pin(need: int, pinned: list[int], budget: int, slots: int | None) -> None:
