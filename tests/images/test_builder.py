@@ -25,6 +25,11 @@ esac
 [ "$1" != "$FAILS" ] || { echo "no space" >&2; exit 1; }
 [ "$1" != push ] || printf whole >"${file%%:*}"
 """
+# What contains buildah needs root.
+SETPRIV = """#!/bin/sh
+while [ "$1" != buildah ]; do shift; done
+exec "$@"
+"""
 MMDEBSTRAP = """#!/bin/sh
 echo "mmdebstrap $*" >>"$CALLS"
 for word; do case $word in */.unfinished-*) printf root >"$word" ;; esac; done
@@ -36,7 +41,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], li
     """The calls that begin with these words."""
     folder, log = tmp_path / "bin", tmp_path / "calls"
     folder.mkdir()
-    for name, text in {"buildah": BUILDAH, "mmdebstrap": MMDEBSTRAP}.items():
+    for name, text in {"buildah": BUILDAH, "mmdebstrap": MMDEBSTRAP, "setpriv": SETPRIV}.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     monkeypatch.setattr("tests.cluster.images.builder.install", lambda needs: None)

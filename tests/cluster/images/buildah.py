@@ -15,10 +15,15 @@ _STEP_SECONDS = 300.0
 _EPOCH = "0"
 #: Of pip's settings: how an index is reached. Others are about this machine.
 _PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout")
+#: With mounts and processes of its own, which end with this process however that ends.
+_CONTAINED = (
+    *("setpriv", "--pdeathsig", "KILL"),
+    *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"),
+)
 
 
 class Buildah:
-    """Images and their layers lie below `folder`, for the next build."""
+    """Images and their layers lie below `folder`, for the next build. One at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -28,6 +33,7 @@ class Buildah:
         )
         (folder / "policy.json").write_text(json.dumps({"default": [{"type": "insecureAcceptAnything"}]}))
         self._policy = ("--signature-policy", str(folder / "policy.json"))
+        self._run("rm", "--all")  # what a build that was killed was working on
 
     def has(self, reference: str) -> bool:
         return self._run("images", "--quiet", "--filter", f"reference={reference}") != ""
@@ -45,7 +51,7 @@ class Buildah:
     def build(self, dockerfile: Path, context: Path, *, base: str, reference: str, target: str | None) -> None:
         """Layers that were made before of the same are taken again. Needs the package indexes."""
         pip = self._pip_settings()
-        command = ["build", "--quiet", "--isolation", "chroot", "--pull=never", "--layers", *self._policy]
+        command = ["build", "--isolation", "chroot", "--pull=never", "--layers", *self._policy]
         command += ["--timestamp", _EPOCH, "--build-arg", f"BASE={base}", "--format", "oci"]
         # Mounted and not passed as variables, which would stay in the image.
         command += ["--volume", f"{pip}:/mnt:ro", "--volume", f"{pip}/pip.conf:/etc/pip.conf:ro"]
@@ -75,7 +81,13 @@ class Buildah:
         environment = {**os.environ, "CONTAINERS_STORAGE_CONF": str(self._folder / "storage.conf")}
         try:
             done = subprocess.run(
-                ["buildah", *arguments], env=environment, capture_output=True, text=True, timeout=seconds, check=False
+                [*_CONTAINED, "buildah", *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             raise ImageError(f"buildah {arguments[0]} took longer than {seconds:.0f} s") from None
