@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from sqlalchemy.exc import SQLAlchemyError
-
+from loraplane_gateway.db.engine import LOST, named
 from loraplane_gateway.db.serving import UsageEvent
 
 log = logging.getLogger(__name__)
@@ -46,9 +45,9 @@ class UsageLog:
             await asyncio.sleep(RETRY_SECONDS if failing else FLUSH_SECONDS)
             try:
                 await self._flush()
-            except _AWAY as error:
+            except LOST as error:
                 if not failing:
-                    log.warning("usage waits for Postgres: %s", type(error).__name__)
+                    log.warning("usage waits for Postgres: %s", named(error))
                 failing = True
             else:
                 failing = False
@@ -57,7 +56,7 @@ class UsageLog:
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._flush()
-        except _AWAY:
+        except LOST:
             log.error("%d usage events could not be written", len(self._queue))
 
     async def _flush(self) -> None:
@@ -68,6 +67,3 @@ class UsageLog:
             written = set(map(id, batch))
             while self._queue and id(self._queue[0]) in written:
                 self._queue.popleft()
-
-
-_AWAY = (SQLAlchemyError, OSError, TimeoutError)

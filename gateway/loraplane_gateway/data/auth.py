@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+import psycopg
 from sqlalchemy.exc import SQLAlchemyError
 
 from loraplane_core.credentials import bearer
 from loraplane_core.errors import Forbidden, Unauthenticated, Unavailable
 from loraplane_gateway import keys
+from loraplane_gateway.db.engine import LOST
 from loraplane_gateway.db.serving import KeyRow, Principal
 
 log = logging.getLogger(__name__)
@@ -113,7 +115,9 @@ class Authenticator:
         try:
             async with asyncio.timeout(LOOKUP_SECONDS):
                 return await self._look_up(digest)
-        except (SQLAlchemyError, OSError, TimeoutError) as error:
+        except (psycopg.Error, SQLAlchemyError, OSError, TimeoutError) as error:
+            if not isinstance(error, LOST):  # a defect; those who were let in before need not suffer from it
+                log.error("API keys cannot be looked up", exc_info=error)
             self._away_until = self._clock() + AWAY_SECONDS
             if last_good is not None:
                 return last_good

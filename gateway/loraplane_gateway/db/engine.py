@@ -49,6 +49,7 @@ def create_engine(url: str, *, application: str, pool_size: int = 8) -> AsyncEng
         driver_url(url),
         pool_size=pool_size,
         max_overflow=0,
+        pool_use_lifo=True,  # the connections in use have prepared what is asked often
         pool_timeout=POOL_WAIT_SECONDS,
         hide_parameters=True,  # a logged statement must not show what was bound to it
         connect_args={

@@ -13,12 +13,11 @@ from types import MappingProxyType
 from typing import Any
 
 import psycopg
-from sqlalchemy import Row, text
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy import text
 
 from loraplane_core.identity import AdapterId, AdapterRef, PoolRef
 from loraplane_gateway.db.engine import CONNECT_SECONDS
-from loraplane_gateway.db.sessions import PLATFORM, Sessions, transaction
+from loraplane_gateway.db.sessions import PLATFORM, Session, Sessions, transaction
 
 CHANNEL = "loraplane_changes"
 #: Changes that one update takes.
@@ -153,7 +152,7 @@ class ServingRepository:
         async with transaction(self._sessions, PLATFORM) as session:
             # Changes are read first: whatever is committed in between is at worst read twice.
             values = {"cursor": before.cursor, "limit": CHANGES_MAX + 1}
-            rows = (await session.execute(_CHANGES, values)).all()
+            rows = await session.execute(_CHANGES, values)
             if not rows and not before.cursor:
                 return Update(before, frozenset())
             if not rows or rows[0].cursor != before.cursor:
@@ -189,21 +188,21 @@ class ServingRepository:
             for event in events
         ]
         async with transaction(self._sessions, PLATFORM) as session:
-            await session.execute(_ADD_USAGE, rows)
+            await session.execute_many(_ADD_USAGE, rows)
 
 
-async def _everything(session: AsyncSession) -> Snapshot:
+async def _everything(session: Session) -> Snapshot:
     # The cursor is read first: whatever is committed in between is at worst read twice.
     cursor = int((await session.execute(_CURSOR)).scalar_one())
     tenants, pools = await _tenants(session), await _pools(session)
     return Snapshot(cursor, tenants, pools, MappingProxyType(_adapters(await session.execute(_ADAPTERS))))
 
 
-async def _tenants(session: AsyncSession) -> frozenset[str]:
+async def _tenants(session: Session) -> frozenset[str]:
     return frozenset((await session.execute(_TENANTS)).scalars())
 
 
-async def _pools(session: AsyncSession) -> Mapping[str, Pool]:
+async def _pools(session: Session) -> Mapping[str, Pool]:
     found = {}
     for row in await session.execute(_POOLS):
         ref = PoolRef(row.namespace, row.name)
@@ -213,7 +212,7 @@ async def _pools(session: AsyncSession) -> Mapping[str, Pool]:
 
 
 async def _with(
-    session: AsyncSession, before: Mapping[Key, ServedAdapter], changed: Collection[Key]
+    session: Session, before: Mapping[Key, ServedAdapter], changed: Collection[Key]
 ) -> Mapping[Key, ServedAdapter]:
     """`before`, but those that changed as they are now. `changed` is not empty."""
     tenants, adapters = zip(*changed, strict=True)
@@ -223,7 +222,7 @@ async def _with(
     return MappingProxyType(kept | now)
 
 
-def _adapters(rows: "Iterable[Row[tuple[Any, ...]]]") -> dict[Key, ServedAdapter]:
+def _adapters(rows: Iterable[Any]) -> dict[Key, ServedAdapter]:
     found: dict[Key, ServedAdapter] = {}
     for row in rows:
         key = (row.tenant_id, row.name)

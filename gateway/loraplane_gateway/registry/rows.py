@@ -2,15 +2,13 @@
 
 import datetime
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
-from loraplane_gateway.db.sessions import Scope
+from loraplane_gateway.db.sessions import Scope, Session
 
 
 class Repository:
     """Base of all repositories. SQL that names a tenant takes it from `self.tenant` and from nowhere else."""
 
-    def __init__(self, session: AsyncSession, scope: Scope) -> None:
+    def __init__(self, session: Session, scope: Scope) -> None:
         self.session = session
         self.scope = scope
 

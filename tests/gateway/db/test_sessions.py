@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError, OperationalError
 
 from loraplane_gateway.db.engine import AWAY, create_engine, named
 from loraplane_gateway.db.sessions import PLATFORM, Scope, Sessions, session_maker, transaction
@@ -41,7 +40,7 @@ async def test_connections_lost_while_idle_cost_no_request(
 async def test_a_connection_lost_in_use_is_told_and_nothing_is_done_twice(
     sessions: Sessions, database: Database, postgres: PostgresServer
 ) -> None:
-    with pytest.raises(OperationalError) as caught:
+    with pytest.raises(psycopg.OperationalError) as caught:
         async with transaction(sessions, PLATFORM) as session:
             await session.execute(text("INSERT INTO tenants (name) VALUES ('acme')"))
             with psycopg.connect(postgres.url(), autocommit=True) as root:
@@ -75,7 +74,7 @@ async def test_the_end_of_the_block_commits_and_an_error_does_not(sessions: Sess
     ],
 )
 async def test_only_what_time_may_mend_counts_as_away(sessions: Sessions, statement: str, away: bool) -> None:
-    with pytest.raises(DBAPIError) as caught:
+    with pytest.raises(psycopg.Error) as caught:
         async with transaction(sessions, PLATFORM) as session:
             await session.execute(text("SET LOCAL statement_timeout = '100ms'"))
             await session.execute(text(statement))

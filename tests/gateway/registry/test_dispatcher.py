@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from psycopg import errors
-from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from loraplane_gateway.registry.ingestion.repository import QueueRepository, Taken
 from loraplane_gateway.registry.ingestion.service import IngestionService
@@ -18,8 +17,8 @@ from tests.gateway.artifacts import write_adapter
 from tests.gateway.registry.conftest import Api, InlineWorkers, dispatching
 
 Take = Callable[[QueueRepository, float], Coroutine[Any, Any, Taken | None]]
-OUTAGE = OperationalError("SELECT", None, errors.LockNotAvailable())
-DEFECT = ProgrammingError("SELECT", None, errors.UndefinedColumn())
+OUTAGE = errors.LockNotAvailable()
+DEFECT = errors.UndefinedColumn()
 
 
 def _errors(state: RegistryState) -> float:

@@ -4,11 +4,9 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from loraplane_core.errors import ActivationOwned, Conflict, InvalidParameter, NotActivatable, NotFound
 from loraplane_core.wire.registry import Activate, Adapter, Rollback, SetTraffic, Share, Warmed
-from loraplane_gateway.db.sessions import Scope
+from loraplane_gateway.db.sessions import Scope, Session
 from loraplane_gateway.registry.activation.repository import ActivationRepository
 from loraplane_gateway.registry.adapters.repository import (
     AdapterRepository,
@@ -46,7 +44,7 @@ class Pending:
 
 
 class ActivationService:
-    def __init__(self, session: AsyncSession, scope: Scope, actor: str) -> None:
+    def __init__(self, session: Session, scope: Scope, actor: str) -> None:
         self._adapters = AdapterRepository(session, scope)
         self._activation = ActivationRepository(session, scope)
         self._audit = AuditRepository(session, scope)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, text
+from sqlalchemy import text
 
 from loraplane_core.identity import PoolRef
 from loraplane_core.wire.registry import Adapter, Version
@@ -158,7 +158,7 @@ class AdapterRepository(Repository):
         return {"tenant": self.tenant, "adapter": adapter, "version": version}
 
 
-def _locked(row: "Row[tuple[Any, ...]]") -> AdapterRow:
+def _locked(row: Any) -> AdapterRow:
     return AdapterRow(
         tenant=row.tenant_id,
         name=row.name,
@@ -177,14 +177,14 @@ def _locked(row: "Row[tuple[Any, ...]]") -> AdapterRow:
     )
 
 
-def _by_adapter(rows: "Iterable[Row[tuple[Any, ...]]]") -> dict[tuple[str, str], list[Version]]:
+def _by_adapter(rows: Iterable[Any]) -> dict[tuple[str, str], list[Version]]:
     found: dict[tuple[str, str], list[Version]] = {}
     for row in rows:
         found.setdefault((row.tenant_id, row.adapter), []).append(_version(row))
     return found
 
 
-def _adapter(row: "Row[tuple[Any, ...]]", versions: list[Version]) -> Adapter:
+def _adapter(row: Any, versions: list[Version]) -> Adapter:
     validated = {version.version for version in versions if version.state == "validated"}
     weights = {version.version: version.weight for version in versions if version.is_active}
     back = rollback_target(weights, row.previous_version or 0, row.last_sole or 0)
@@ -206,7 +206,7 @@ def _adapter(row: "Row[tuple[Any, ...]]", versions: list[Version]) -> Adapter:
     )
 
 
-def _version(row: "Row[tuple[Any, ...]]") -> Version:
+def _version(row: Any) -> Version:
     return Version(
         tenant=row.tenant_id,
         adapter=row.adapter,

@@ -1,11 +1,9 @@
 """What the platform and tenants ask of adapters and versions over REST."""
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from loraplane_core.errors import ArtifactRejected, Conflict, Forbidden, ManagedByObject, NotFound
 from loraplane_core.identity import PoolRef
 from loraplane_core.wire.registry import Adapter, RegisterVersion, Version
-from loraplane_gateway.db.sessions import Scope
+from loraplane_gateway.db.sessions import Scope, Session
 from loraplane_gateway.registry.activation.repository import ActivationRepository
 from loraplane_gateway.registry.adapters.repository import AdapterRepository, AdapterRow
 from loraplane_gateway.registry.audit import AuditRepository
@@ -19,7 +17,7 @@ from loraplane_gateway.registry.uploads.service import UploadService
 
 
 class AdapterService:
-    def __init__(self, session: AsyncSession, scope: Scope, caller: Caller) -> None:
+    def __init__(self, session: Session, scope: Scope, caller: Caller) -> None:
         self._session = session
         self._scope = scope
         self._caller = caller

@@ -15,7 +15,8 @@ class ArtifactRepository(Repository):
 
     async def epoch(self, pool: PoolRef) -> int | None:
         values = {"namespace": pool.namespace, "name": pool.name}
-        return (await self.session.execute(_EPOCH, values)).scalar_one_or_none()
+        epoch: int | None = (await self.session.execute(_EPOCH, values)).scalar_one_or_none()
+        return epoch
 
     async def may_fetch(self, pool: PoolRef, digest: str) -> bool:
         """True when some validated version of an adapter in that pool has these bytes."""

@@ -1,5 +1,7 @@
 # ruff: noqa: S608 - the statements are put together from constants of this module; values are always bound
-from sqlalchemy import Row, text
+from typing import Any
+
+from sqlalchemy import text
 
 from loraplane_core.wire.registry import Claim, ClaimRequest
 from loraplane_gateway.registry.rows import Repository
@@ -60,5 +62,5 @@ class ClaimRepository(Repository):
         await self.session.execute(_FORGET, key)
 
 
-def _claim(row: "Row[tuple[object, ...]]") -> Claim:
+def _claim(row: Any) -> Claim:
     return Claim(uid=row.claim_uid, ref=row.claim_ref, tenant=row.tenant_id, adapter=row.name, pool=row.pool)

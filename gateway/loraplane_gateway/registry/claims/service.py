@@ -1,7 +1,5 @@
 """Claims: one object speaks for one (tenant, adapter), the first one by uid."""
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from loraplane_core.errors import (
     ArtifactRejected,
     ClaimedByOther,
@@ -14,7 +12,7 @@ from loraplane_core.errors import (
 )
 from loraplane_core.identity import PoolRef, check_name
 from loraplane_core.wire.registry import Activate, Adapter, Claim, ClaimRequest, RegisterSource, SetTraffic, Version
-from loraplane_gateway.db.sessions import PLATFORM, Scope
+from loraplane_gateway.db.sessions import PLATFORM, Scope, Session
 from loraplane_gateway.registry.activation.repository import ActivationRepository
 from loraplane_gateway.registry.activation.service import ActivationService, Pending
 from loraplane_gateway.registry.adapters.repository import AdapterRepository, AdapterRow
@@ -31,7 +29,7 @@ MAX_WARM = 10_000
 class ClaimService:
     """Works in the platform's scope: the operator speaks for all tenants, each call for one of them."""
 
-    def __init__(self, session: AsyncSession, actor: str) -> None:
+    def __init__(self, session: Session, actor: str) -> None:
         self._session = session
         self._adapters = AdapterRepository(session, PLATFORM)
         self._claims = ClaimRepository(session, PLATFORM)

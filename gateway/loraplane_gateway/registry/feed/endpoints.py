@@ -57,16 +57,16 @@ async def _events(state: RegistryState, first: bytes, cursor: int) -> AsyncItera
         while not state.hub.closed:
             seen, started = state.hub.position, time.monotonic()
             async with transaction(state.sessions, PLATFORM) as session:
-                changes, following = await FeedService(session).changes(cursor)
+                changes, following, more = await FeedService(session).changes(cursor)
             for change in changes:
                 yield _event("change", change.cursor, change)
-            if following == cursor:
-                await state.hub.wait(seen, HEARTBEAT_SECONDS)
-                yield b": heartbeat\n\n"
-            else:
+            if following != cursor:
+                cursor = following
                 least, most = GATHER_SECONDS
                 await asyncio.sleep(min(most, max(least, GATHER_FACTOR * (time.monotonic() - started))))
-            cursor = following
+            if not more:
+                await state.hub.wait(seen, HEARTBEAT_SECONDS)
+                yield b": heartbeat\n\n"
     except AWAY as error:
         # A feed that went on without reading would look alive and be stale; the reader comes back with its cursor.
         log.warning("a change feed ended: Postgres did not answer (%s)", named(error))

@@ -1,10 +1,8 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from loraplane_core.wire.registry import Adapter, FeedChange, FeedSnapshot
-from loraplane_gateway.db.sessions import PLATFORM
+from loraplane_gateway.db.sessions import PLATFORM, Session
 from loraplane_gateway.registry.adapters.repository import AdapterRepository
 from loraplane_gateway.registry.feed.repository import ChangeRow, FeedRepository
 from loraplane_gateway.registry.tenants.repository import TenantRepository
@@ -14,7 +12,7 @@ SHOWN = ("adapter", "tenant", "pool")  # keys are none of the operator's busines
 
 
 class FeedService:
-    def __init__(self, session: AsyncSession) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._feed = FeedRepository(session, PLATFORM)
 
@@ -30,14 +28,15 @@ class FeedService:
         tenants = await TenantRepository(self._session, PLATFORM).all()
         return FeedSnapshot(cursor=newest, adapters=adapters, tenants=[tenant.name for tenant in tenants])
 
-    async def changes(self, cursor: int) -> tuple[list[FeedChange], int]:
-        """The next changes in order, each subject once with its state of now, and the cursor they lead to."""
+    async def changes(self, cursor: int) -> tuple[list[FeedChange], int, bool]:
+        """The next changes in order, each subject once with its state of now, the cursor they lead to, and whether
+        there may be more."""
         rows = await self._feed.after(cursor, BATCH)
         last = {(row.kind, row.tenant, row.name): row for row in rows}
         kept = sorted((row for row in last.values() if row.kind in SHOWN), key=lambda row: row.cursor)
         wanted = [(row.tenant, row.name) for row in kept if row.kind == "adapter"]
         adapters = await AdapterRepository(self._session, PLATFORM).some(wanted)
-        return [_change(row, adapters) for row in kept], rows[-1].cursor if rows else cursor
+        return [_change(row, adapters) for row in kept], rows[-1].cursor if rows else cursor, len(rows) == BATCH
 
 
 def _change(row: ChangeRow, adapters: Mapping[tuple[str, str], Adapter]) -> FeedChange:

@@ -48,6 +48,7 @@ class Dispatcher:
         self._sessions = sessions
         self._queued = queued
         self._looking = asyncio.Lock()
+        self._emptied_at: int | None = None  # the queue's position at which there was nothing left
         self._workers = workers
         self._uploads = uploads
         self._metrics = metrics
@@ -87,14 +88,17 @@ class Dispatcher:
                 pause = min(2 * pause, PAUSE_MAX_SECONDS)
 
     async def _next(self) -> tuple[Taken, Pool]:
-        """Waits for an ingestion. One task looks at a time, since each look costs Postgres something."""
+        """Waits for an ingestion. One task looks at a time, and seldom in vain: each look costs Postgres something."""
         async with self._looking:
             while True:
-                seen = self._queued.position
+                if self._emptied_at is not None:
+                    await self._queued.wait(self._emptied_at, POLL_SECONDS)
+                seen, self._emptied_at = self._queued.position, None
                 found = await self._take()
+                if found is None or not found[0].more:
+                    self._emptied_at = seen
                 if found is not None:
                     return found
-                await self._queued.wait(seen, POLL_SECONDS)
 
     async def _settle(self, taken: Taken, pool: Pool, outcome: Outcome) -> None:
         """Raises one of AWAY: the lease then runs out, and it is taken again."""

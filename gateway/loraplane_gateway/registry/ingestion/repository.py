@@ -32,7 +32,10 @@ _TAKE = text("""
     UPDATE ingestions SET attempts = n.attempts + 1, lease_until = now() + make_interval(secs => :seconds)
     FROM n
     WHERE ingestions.tenant_id = n.tenant_id AND ingestions.adapter = n.adapter AND ingestions.version = n.version
-    RETURNING n.*""")
+    RETURNING n.*, EXISTS (
+        SELECT 1 FROM ingestions o
+        WHERE o.lease_until IS NULL AND (o.tenant_id, o.adapter, o.version) <> (n.tenant_id, n.adapter, n.version)
+    ) AS more""")
 _DELAY = text("""
     UPDATE ingestions SET lease_until = now() + make_interval(secs => :seconds)
     WHERE tenant_id = :tenant AND adapter = :adapter AND version = :version""")
@@ -87,6 +90,7 @@ class Taken:
     state: str
     pool: PoolRef
     report: PoolReport  # the pool's, as it was then
+    more: bool  # others were queued
 
     def __str__(self) -> str:
         return f"{self.tenant}/{self.adapter}@{self.version}"
@@ -112,6 +116,7 @@ class QueueRepository(Repository):
             state=row.state,
             pool=PoolRef(row.namespace, row.name),
             report=msgspec.convert(row.report, PoolReport),
+            more=row.more,
         )
 
     async def release_all(self) -> None:
@@ -142,13 +147,14 @@ class IngestionRepository(Repository):
 
     async def done(self, adapter: str, version: int) -> bool | None:
         """Takes it off the queue. Whether it activates; None when it was gone already."""
-        return (await self.session.execute(_DONE, self._key(adapter, version))).scalar_one_or_none()
+        activates: bool | None = (await self.session.execute(_DONE, self._key(adapter, version))).scalar_one_or_none()
+        return activates
 
     async def kin(self, adapter: str, version: int, digest: str, base_digest: str) -> tuple[dict[int, int], int | None]:
         """The shares of this adapter's versions, as `ActivationRepository.weights` gives them, and the oldest
         other validated version with the same bytes for the same base."""
         values = {**self._key(adapter, version), "digest": digest, "base_digest": base_digest}
-        rows = (await self.session.execute(_KIN, values)).all()
+        rows = await self.session.execute(_KIN, values)
         weights = {row.version: row.weight for row in rows if row.is_active}
         return weights, next((row.version for row in rows if row.is_twin), None)
 

@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from loraplane_core.errors import ArtifactRejected, BaseModelMismatch, Conflict, InvalidParameter, NotFound, Withdrawn
 from loraplane_core.identity import is_digest
 from loraplane_core.wire.registry import Activate, Source, Version
-from loraplane_gateway.db.sessions import Scope
+from loraplane_gateway.db.sessions import Scope, Session
 from loraplane_gateway.registry.activation.service import ActivationService
 from loraplane_gateway.registry.adapters.repository import AdapterRepository, AdapterRow
 from loraplane_gateway.registry.audit import AuditRepository
@@ -40,7 +38,7 @@ class Registration:
 
 
 class IngestionService:
-    def __init__(self, session: AsyncSession, scope: Scope, actor: str) -> None:
+    def __init__(self, session: Session, scope: Scope, actor: str) -> None:
         self._session = session
         self._scope = scope
         self._adapters = AdapterRepository(session, scope)

@@ -1,7 +1,8 @@
 # ruff: noqa: S608 - the statements are put together from constants of this module; values are always bound
 import datetime
+from typing import Any
 
-from sqlalchemy import Row, text
+from sqlalchemy import text
 
 from loraplane_core.wire.registry import Key
 from loraplane_gateway.registry.rows import Repository, rfc3339
@@ -47,7 +48,7 @@ class KeyRepository(Repository):
         return None if row is None else _key(row)
 
 
-def _key(row: "Row[tuple[object, ...]]") -> Key:
+def _key(row: Any) -> Key:
     return Key(
         id=row.id,
         tenant=row.tenant_id,

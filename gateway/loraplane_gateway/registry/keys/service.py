@@ -1,11 +1,9 @@
 import datetime
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from loraplane_core.errors import InvalidParameter, NotFound
 from loraplane_core.wire.registry import Key, KeySpec, NewKey
 from loraplane_gateway import keys
-from loraplane_gateway.db.sessions import Scope
+from loraplane_gateway.db.sessions import Scope, Session
 from loraplane_gateway.registry.audit import AuditRepository
 from loraplane_gateway.registry.keys.repository import KeyRepository
 from loraplane_gateway.registry.tenants.service import require_tenant
@@ -14,7 +12,7 @@ MAX_NAME = 100
 
 
 class KeyService:
-    def __init__(self, session: AsyncSession, scope: Scope, actor: str) -> None:
+    def __init__(self, session: Session, scope: Scope, actor: str) -> None:
         self._session = session
         self._keys = KeyRepository(session, scope)
         self._audit = AuditRepository(session, scope)

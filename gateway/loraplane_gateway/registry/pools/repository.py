@@ -1,12 +1,13 @@
 # ruff: noqa: S608 - the statements are put together from constants of this module; values are always bound
 import json
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Row, text
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy import text
 
 from loraplane_core.identity import PoolRef
 from loraplane_core.wire.registry import PoolReport
+from loraplane_gateway.db.sessions import Session
 
 _FIELDS = (
     "base_model, aliases, base_digest, config, max_rank, max_model_len, replicas, allowed_tenants,"
@@ -49,7 +50,7 @@ class Pool:
 class PoolRepository:
     """Pools belong to the platform, not to a tenant, so there is no scope."""
 
-    def __init__(self, session: AsyncSession) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
 
     async def put(self, ref: PoolRef, report: PoolReport) -> None:
@@ -87,7 +88,7 @@ class PoolRepository:
         await self._session.execute(_DELETE, {"namespace": ref.namespace, "name": ref.name})
 
 
-def _pool(row: "Row[tuple[object, ...]]") -> Pool:
+def _pool(row: Any) -> Pool:
     return Pool(
         PoolRef(row.namespace, row.name),
         PoolReport(

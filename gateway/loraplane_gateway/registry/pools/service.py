@@ -2,19 +2,18 @@
 
 from collections.abc import Iterable
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from loraplane_core.errors import Forbidden, InvalidName, InvalidParameter, NotFound
 from loraplane_core.identity import PoolRef, is_digest
 from loraplane_core.wire import check_protocol
 from loraplane_core.wire.registry import PoolReport
+from loraplane_gateway.db.sessions import Session
 from loraplane_gateway.registry.pools.repository import Pool, PoolRepository
 
 MAX_BASE_NAME = 256
 
 
 class PoolService:
-    def __init__(self, session: AsyncSession) -> None:
+    def __init__(self, session: Session) -> None:
         self._pools = PoolRepository(session)
 
     async def report(self, ref: PoolRef, report: PoolReport) -> None:

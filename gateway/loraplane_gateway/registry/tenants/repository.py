@@ -1,5 +1,7 @@
 # ruff: noqa: S608 - the statements are put together from constants of this module; values are always bound
-from sqlalchemy import Row, text
+from typing import Any
+
+from sqlalchemy import text
 
 from loraplane_core.wire.registry import Tenant
 from loraplane_gateway.registry.rows import Repository, rfc3339
@@ -52,5 +54,5 @@ class TenantRepository(Repository):
         return key_ids
 
 
-def _tenant(row: "Row[tuple[object, ...]]") -> Tenant:
+def _tenant(row: Any) -> Tenant:
     return Tenant(name=row.name, namespaces=list(row.namespaces), created_at=rfc3339(row.created_at))

@@ -1,16 +1,14 @@
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from loraplane_core.errors import Conflict, InvalidParameter, TenantUnknown
 from loraplane_core.identity import check_name
 from loraplane_core.wire.registry import Tenant, TenantSpec
-from loraplane_gateway.db.sessions import Scope
+from loraplane_gateway.db.sessions import Scope, Session
 from loraplane_gateway.registry.audit import AuditRepository
 from loraplane_gateway.registry.tenants.repository import TenantRepository
 
 MAX_NAMESPACES = 256
 
 
-async def require_tenant(session: AsyncSession, name: str, *, hold: bool = False) -> Tenant:
+async def require_tenant(session: Session, name: str, *, hold: bool = False) -> Tenant:
     """Raises TenantUnknown. With `hold` the tenant cannot be deleted before this transaction has ended."""
     tenant = await TenantRepository(session, Scope(name)).get(hold=hold)
     if tenant is None:
@@ -19,7 +17,7 @@ async def require_tenant(session: AsyncSession, name: str, *, hold: bool = False
 
 
 class TenantService:
-    def __init__(self, session: AsyncSession, scope: Scope, actor: str) -> None:
+    def __init__(self, session: Session, scope: Scope, actor: str) -> None:
         self._tenants = TenantRepository(session, scope)
         self._audit = AuditRepository(session, scope)
         self._actor = actor

@@ -1,12 +1,10 @@
 import re
 import secrets
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from loraplane_core.artifact.digest import ARTIFACT_FILES
 from loraplane_core.errors import InvalidParameter, NotFound, TooManyRequests
 from loraplane_core.wire.registry import Upload
-from loraplane_gateway.db.sessions import Scope
+from loraplane_gateway.db.sessions import Scope, Session
 from loraplane_gateway.registry.tenants.service import require_tenant
 from loraplane_gateway.registry.uploads.files import UploadFiles
 from loraplane_gateway.registry.uploads.repository import UploadRepository
@@ -15,7 +13,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class UploadService:
-    def __init__(self, session: AsyncSession, scope: Scope, files: UploadFiles) -> None:
+    def __init__(self, session: Session, scope: Scope, files: UploadFiles) -> None:
         self._session = session
         self._uploads = UploadRepository(session, scope)
         self._files = files
