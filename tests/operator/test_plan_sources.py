@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from loraplane_core.wire.registry import Version
 from loraplane_operator.actions import Register
+from loraplane_operator.plan.adapters import AGAIN_SECONDS
 from loraplane_operator.words import World
-from tests.operator.plans import condition, of
-from tests.operator.worlds import entry, registry, version, world
+from tests.operator.plans import condition, of, status
+from tests.operator.worlds import entry, pool, registry, version, world
 
 
 def restarted(source_hash: str, number: int, *versions: Version, claim: str = "uid-pirate") -> World:
@@ -46,3 +47,31 @@ def test_answer_is_newer_than_the_feed() -> None:
     seen = restarted("h0", 1)
     memory = replace(seen.memory, registered={("uid-pirate", "h1"): version(number=2)})
     assert not of(Register, replace(seen, memory=memory))
+
+
+def given_up(reason: str, *, asked: float | None) -> World:
+    """The registry rejected the source's version; the operator asked for it `asked` seconds ago, if it remembers."""
+    rejected = version(state="rejected", reason=reason, message="no answer", digest="", rank=0)
+    seen = restarted("h1", 1, rejected)
+    at = {} if asked is None else {("uid-pirate", "h1"): seen.now - asked}
+    known = dict.fromkeys(at, rejected)
+    return replace(seen, memory=replace(seen.memory, registered=known, registered_at=at))
+
+
+def test_source_that_could_not_be_read_is_tried_again_now_and_then_o4() -> None:
+    seen = given_up("source_unavailable", asked=AGAIN_SECONDS - 1)
+    assert not of(Register, seen)
+    assert condition(seen, "Ready") == ("False", "SourceUnavailable")
+    (register,) = of(Register, given_up("source_unavailable", asked=AGAIN_SECONDS))
+    assert register.request.known_only
+    assert of(Register, given_up("source_unavailable", asked=None))
+    assert not of(Register, given_up("digest_mismatch", asked=None))  # these bytes stay what they are
+
+
+def test_rank_refused_before_there_is_a_digest_names_a_pool_that_fits_o14() -> None:
+    seen = given_up("rank_too_high", asked=None)
+    roomy = pool("roomy", max_rank=256)
+    seen = replace(seen, pools={**seen.pools, roomy.ref: roomy})
+    ready = next(each for each in status(seen)["conditions"] if each["type"] == "Ready")
+    assert ready["reason"] == "RankTooHigh"
+    assert "roomy" in ready["message"]

@@ -99,6 +99,10 @@ class RegisterVersion(msgspec.Struct, kw_only=True, frozen=True):
     activate: bool = True
 
 
+#: Reasons of a rejected version that say nothing about the artifact: registering its source again tries again.
+PASSING_REJECTIONS = frozenset({"source_unavailable", "source_not_found", "deadline_exceeded", "internal_error"})
+
+
 class Version(msgspec.Struct, kw_only=True, frozen=True):
     tenant: str
     adapter: str

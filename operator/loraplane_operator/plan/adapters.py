@@ -11,6 +11,7 @@ from typing import Any
 from loraplane_core.identity import AdapterRef
 from loraplane_core.resources.reasons import Reason, reason_for
 from loraplane_core.wire.registry import (
+    PASSING_REJECTIONS,
     Activate,
     Adapter,
     ClaimRequest,
@@ -47,6 +48,8 @@ from loraplane_operator.words import AdapterObject, World
 
 #: A registered version that the feed does not show after this long is gone, not late.
 FEED_LAG_SECONDS = 5.0
+#: Between two tries of a source that the registry has given up on.
+AGAIN_SECONDS = 60.0
 
 
 @dataclass
@@ -166,16 +169,25 @@ def _ingest(world: World, obj: AdapterObject, findings: Findings) -> None:
     elif _told_source(world, obj) == obj.source_hash:
         findings.version = _told_version(world, obj)
     else:
-        findings.verdicts.append(_register(world, obj, findings, known_only=False))
+        findings.verdicts.append(_register(world, obj, findings, known_only=False, why="source not registered"))
         return
     if findings.version is None:
         # Removed by somebody, or its bytes were a version already and it became that one: the registry knows.
-        findings.verdicts.append(_register(world, obj, findings, known_only=True))
+        why = "its version is not in the feed any more"
+        findings.verdicts.append(_register(world, obj, findings, known_only=True, why=why))
     else:
-        findings.verdicts.append(_ingested(findings.version))
+        if _may_come_right(world, obj, findings.version):
+            _register(world, obj, findings, known_only=True, why="its source could not be read")
+        findings.verdicts.append(_ingested(world, obj, findings.version))
 
 
-def _register(world: World, obj: AdapterObject, findings: Findings, *, known_only: bool) -> Verdict:
+def _may_come_right(world: World, obj: AdapterObject, version: Version) -> bool:
+    """A source that could not be read is asked for again now and then: nothing tells when it is back."""
+    asked = world.memory.registered_at.get((obj.meta.uid, obj.source_hash), 0.0)
+    return version.state == "rejected" and version.reason in PASSING_REJECTIONS and world.now >= asked + AGAIN_SECONDS
+
+
+def _register(world: World, obj: AdapterObject, findings: Findings, *, known_only: bool, why: str) -> Verdict:
     if any(isinstance(action, ClaimAdapter) for action in findings.actions):
         # Registering activates, unless the object owns activation: that has to be known first.
         return Verdict("Ingested", "False", Reason.PROGRESSING, "registers the source after the claim")
@@ -185,7 +197,6 @@ def _register(world: World, obj: AdapterObject, findings: Findings, *, known_onl
     request = RegisterSource(
         source=source, source_hash=obj.source_hash, known_only=known_only, returned=named_other and not known_only
     )
-    why = "its version is not in the feed any more" if known_only else "source not registered"
     register = Register(obj.meta.uid, obj.tenant, request, why=why)
     findings.actions.append(register)
     failure = world.failure(register)
@@ -220,7 +231,7 @@ def _current(world: World, obj: AdapterObject, known: Version) -> Version | None
     return None if removed or world.now > at + FEED_LAG_SECONDS else known
 
 
-def _ingested(version: Version) -> Verdict:
+def _ingested(world: World, obj: AdapterObject, version: Version) -> Verdict:
     if version.state == "unverified":
         return Verdict("Ingested", "False", Reason.UNVERIFIED, version.message)
     if version.state == "pending_base":
@@ -229,7 +240,7 @@ def _ingested(version: Version) -> Verdict:
     if version.state == "ingesting":
         return Verdict("Ingested", "False", Reason.INGESTING, f"version {version.version} is being fetched and checked")
     if version.state == "rejected" and not version.digest:
-        return Verdict("Ingested", "False", reason_for(version.reason or "artifact_rejected"), version.message)
+        return Verdict("Ingested", "False", *_rejection(world, obj, version))
     return Verdict("Ingested", "True", Reason.INGESTED, f"version {version.version}, {version.bytes} bytes")
 
 
