@@ -125,7 +125,7 @@ class Simulation:
             case ConfirmWarm(adapter=name, request=warmed):
                 known = self.entries[name]
                 assert known.intent_version == warmed.version
-                flipped = weighted(known, {warmed.version: 100})
+                flipped = known if warmed.refusal else weighted(known, {warmed.version: 100})
                 self.entries[name] = msgspec.structs.replace(flipped, intent_version=0)
             case ReleaseClaim(uid=uid, versions=kept):
                 name = next(name for name, each in self.entries.items() if each.claim_uid == uid)

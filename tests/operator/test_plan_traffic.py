@@ -195,8 +195,10 @@ def test_version_that_waits_to_get_all_requests_while_it_gets_some_is_confirmed(
     assert [each.request.version for each in of(ConfirmWarm, seen)] == [1]
 
 
-def test_waiting_version_that_may_not_run_there_is_never_confirmed() -> None:
+def test_waiting_version_that_may_not_run_there_is_never_confirmed_and_whoever_waits_is_told_why() -> None:
     shown = entry("pirate", version(), version(number=2, rank=128), intent_version=2)
     seen = world(registry=registry(shown), **everywhere(*BOTH))
-    assert of(ConfirmWarm, seen) == []
+    (told,) = of(ConfirmWarm, seen)
+    assert (told.request.version, told.request.digest) == (2, "")  # no digest: no registry can take it for a flip
+    assert "128" in told.request.refusal
     assert condition(seen, "Ready") == ("True", "Ready")  # version 1 is not affected

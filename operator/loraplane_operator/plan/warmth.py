@@ -90,10 +90,16 @@ def _why(residence: Residence | None, drift: bool) -> str:
 
 
 def _confirmations(world: World, found: Mapping[AdapterKey, Wish]) -> Iterator[Action]:
-    """The registry flips to a version that waits for it once that is warm wherever it should be."""
+    """The registry flips to a version that waits for it once that is warm wherever it should be, and whoever waits
+    learns at once when there is no place for it."""
     for (tenant, adapter), wish in sorted(found.items()):
         target = wish.waiting
-        if target is None or target.refusal is not None:
+        if target is None:
+            continue
+        if target.refusal is not None:
+            reason, message = target.refusal
+            refused = Warmed(version=target.id.version, digest="", refusal=message)
+            yield ConfirmWarm(tenant, adapter, refused, why=f"is refused a place: {reason}")
             continue
         engines = [world.engines.get(replica) for replica in wish.replicas]
         if all(engine is not None and is_warm(engine, target.id) for engine in engines):

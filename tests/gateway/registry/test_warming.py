@@ -200,3 +200,21 @@ async def test_a_registry_that_stops_lets_its_waiters_go_and_the_order_stands(tw
     state.hub.close()
     assert _code(await waiting) == (503, "unavailable")
     assert (await _warm(two, 1))["active_version"] == 1
+
+
+async def test_what_the_operator_has_no_place_for_is_refused_at_once_with_its_arithmetic(two: Api) -> None:
+    words = "needs 34 MiB on each of 2 replicas; pool has 12 MiB free"
+    waiting = _order(two, version=1)
+    await _intended(two, 1)
+    await two.as_operator("POST", WARM, {"version": 2, "digest": "", "refusal": words})  # about another version
+    assert (await two.adapter("acme", "pirate")).intent_version == 1
+    told = await two.as_operator("POST", WARM, {"version": 1, "digest": "", "refusal": words})
+    assert (told["active_version"], told.get("intent_version", 0)) == (2, 0)
+    answer = await waiting
+    assert _code(answer) == (409, "not_activatable")
+    assert words in answer.json()["error"]["message"]
+    assert "version 2 keeps serving" in answer.json()["error"]["message"]
+    again = _order(two, version=1)  # a later order is not refused by what was said about an earlier one
+    await _intended(two, 1)
+    await _warm(two, 1)
+    assert (await again).status_code == 200

@@ -198,7 +198,8 @@ class FakeRegistry(Served):
         if entry is None:
             raise NotFound("there is no such adapter")
         if entry.intent_version == told.version:
-            entry = msgspec.structs.replace(_weighted(entry, {told.version: 100}), intent_version=0)
+            ended = entry if told.refusal else _weighted(entry, {told.version: 100})
+            entry = msgspec.structs.replace(ended, intent_version=0)
             await self.put(entry)
         return answer(entry)
 
