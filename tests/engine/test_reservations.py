@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loraplane_engine.adapters.residency import PASS_SECONDS
+from loraplane_engine.adapters.residency import KEEP_SECONDS, PASS_SECONDS
 from loraplane_engine.core.scheduler import ROTATE_SECONDS
 from loraplane_engine.messages import AdapterKey, MarkAdapter, Output, UnloadAdapter
 from tests.engine.harness import PAGE, Clock, Driven, Make, failure, make_artifact, pages_of, random_prompt, ticking
@@ -55,8 +55,11 @@ def test_a_cold_load_that_reservations_leave_no_room_for_is_refused_at_once(
     assert small.core.wait_seconds() is None
 
 
-def test_a_wish_displaces_what_requests_brought_in_but_no_other_wish(small: Driven, artifacts: list[Path]) -> None:
+def test_a_wish_displaces_what_requests_brought_in_but_no_other_wish(
+    small: Driven, artifacts: list[Path], clock: Clock
+) -> None:
     cold = small.load(artifacts[0], "cold/a@1")
+    clock.now += KEEP_SECONDS
     wanted = [small.load(artifacts[i], f"warm{i}/a@1", warm_wanted=True) for i in (1, 2, 3)]
     assert small.states[cold].residency == "absent"
     assert warm(small, *wanted)
@@ -91,6 +94,37 @@ def test_a_load_waits_until_an_adapter_in_use_becomes_idle(small: Driven, artifa
     assert small.states[keys[0]].residency == "absent" and warm(small, late, *keys[1:])
     small.finish(*(key.ref for key in keys))
     assert len(small.complete([1, 2], late)) == 8
+
+
+def test_room_for_one_is_given_to_one_of_those_who_wait(small: Driven, artifacts: list[Path]) -> None:
+    keys = [small.load(artifact, f"t{i}/a@1") for i, artifact in enumerate(artifacts[:3])]
+    for number, key in enumerate(keys):
+        small.generate(key.ref, [1, 2], key, max_tokens=8 + 40 * number)
+    first, second = (small.load(artifacts[i], f"late{i}/a@1", wait_s=60) for i in (3, 4))
+    small.finish(keys[0].ref)
+    small.until(lambda: first in small.states)
+    assert second not in small.states and small.core.residency.host_used == 3 * ONE * PAGE
+    small.generate("uses", [1, 2], first, max_tokens=60)
+    small.finish(keys[1].ref)
+    small.until(lambda: second in small.states)
+    assert warm(small, first, second) and small.core.residency.host_used == 3 * ONE * PAGE
+
+
+def test_what_was_read_for_a_request_is_there_when_that_comes_a_moment_later(
+    small: Driven, artifacts: list[Path], clock: Clock
+) -> None:
+    for i, artifact in enumerate(artifacts[:2]):
+        small.load(artifact, f"warm{i}/a@1", warm_wanted=True)
+    first = small.load(artifacts[2], "first/a@1")
+    second = small.load(artifacts[3], "second/a@1", wait_s=60)  # sees it idle, since its request is not here yet
+    small.step()
+    assert len(small.complete([1, 2], first)) == 8
+    small.until(lambda: second in small.states)
+    third = small.load(artifacts[4], "third/a@1", wait_s=60)
+    small.step()
+    assert third not in small.states
+    clock.now += KEEP_SECONDS  # nobody came
+    small.until(lambda: third in small.states)
 
 
 def test_a_load_that_found_no_room_in_time_is_told_who_had_it(
@@ -161,6 +195,7 @@ def test_a_small_load_overtakes_a_large_one_only_for_a_moment(
     little = engine.load(artifacts[1], "little/a@1", wait_s=60)
     assert (little in engine.states) == (waited < PASS_SECONDS)
     engine.finish("running")
+    clock.now += KEEP_SECONDS
     engine.until(lambda: large in engine.states)
 
 

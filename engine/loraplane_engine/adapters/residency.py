@@ -6,6 +6,7 @@ is warm or pinned by the operator's wish: what a request brings in never displac
 own wish for another version of the same adapter does.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ from loraplane_engine.messages import AdapterFailed, AdapterKey, AdapterState, F
 
 #: A load that has waited this long for room is overtaken by none that came later.
 PASS_SECONDS = 1.0
+#: An image that was just read stays this long for the request that it was read for.
+KEEP_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class Residency:
         self._loader = HostLoader(pin=arena.bytes.is_cuda, wake=wake)
         self._waiting: dict[AdapterKey, _Waiting] = {}
         self._freed = False  # something may have become free for them
+        self._keeps_end = math.inf  # when the next image that is kept for a moment may go
 
     # --- ids: load, mark, use, unload
 
@@ -119,7 +123,7 @@ class Residency:
         if adapter is None:
             self._emit(_absent(key, 0))
             return
-        self._freed = True
+        self._freed, adapter.image.kept_until = True, 0.0
         if warm_wanted is not None:
             adapter.warm_wanted = warm_wanted
         if pinned is not None:
@@ -131,7 +135,7 @@ class Residency:
 
     def use(self, adapter: Adapter, request: str) -> None:
         adapter.requests.add(request)
-        adapter.image.last_used = self._clock()
+        adapter.image.last_used, adapter.image.kept_until = self._clock(), 0.0
         self.report(adapter)
 
     def release(self, adapter: Adapter, request: str) -> None:
@@ -203,6 +207,7 @@ class Residency:
             error, self._freed = future.exception(), True
             if error is None:
                 image.host = future.result()
+                image.kept_until = 0.0 if image.warm_wanted else self._clock() + KEEP_SECONDS
                 self._report_all(image)
                 continue
             for adapter in image.ids():
@@ -212,9 +217,11 @@ class Residency:
     def place_waiting(self) -> None:
         """Give waiting loads the room there is now: the operator's first, else who came first; refuse the late."""
         now, blocked = self._clock(), False
-        if not self._freed and all(now < waiting.until for waiting in self._waiting.values()):
+        due = [waiting.until for waiting in self._waiting.values()]
+        if not self._waiting or not (self._freed or now >= min(*due, self._keeps_end)):
             return
         self._freed = False
+        self._keeps_end = min((i.kept_until for i in self.images.values() if i.kept_until > now), default=math.inf)
         cold: HostRoom | None = None  # the same for all that requests bring in, until one is placed
         for waiting in sorted(self._waiting.values(), key=lambda each: not each.message.warm_wanted):
             key = waiting.message.key
@@ -267,13 +274,14 @@ class Residency:
         return HostRoom(self._held(newcomer), self.limits.host_bytes)
 
     def _held(self, newcomer: str | None) -> Iterator[Held]:
+        now = self._clock()
         for image in self.images.values():
             marked = [each for each in image.adapters.values() if each.warm_wanted or each.pinned]
             yield Held(
                 digest=image.digest,
                 bytes=image.bytes,
                 reserved=keeps_place([(each.key.ref, each.pinned) for each in marked], newcomer),
-                busy=image.busy,
+                busy=image.busy or image.kept_until > now,
                 order=(bool(marked), image.row is not None, image.last_used),
             )
 

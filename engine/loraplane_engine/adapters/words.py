@@ -18,6 +18,7 @@ class Image:
     running: set[str] = field(default_factory=set)  # request ids in the running set
     running_since: float = 0.0  # when that set was last filled from empty
     last_used: float = 0.0
+    kept_until: float = 0.0  # not yet used: for whom it was loaded comes a moment later
 
     @property
     def pages(self) -> int:
