@@ -144,8 +144,8 @@ def test_what_is_made_once_outlives_an_upgrade_and_an_uninstall(kube: Kube, rele
 def test_notes_name_the_next_three_commands(cluster: ClusterAccess, kube: Kube, released: dict[str, str]) -> None:
     notes = helm("get", "notes", RELEASE, "--namespace", HOME, env=released)
     for command in (
-        "loraplane tenant create acme",
-        "kubectl apply -n",
+        "loraplane tenant create",
+        "kubectl apply -f",
         "kubectl wait -n",
         f"svc/{RELEASE}-gateway 8000",
     ):
