@@ -45,6 +45,11 @@ async def running_pool(bench: KubeBench) -> tuple[PoolObject, str]:
     """A pool of revision r1, and the uid of its pod 1."""
     pool = await contract.created_pool(bench)
     await bench.cluster.apply(contract.workload(pool), contract.CREDENTIALS)
+
+    async def seen() -> bool:
+        return [each.revision for each in await contract.replicas(bench) or ()] == ["r1", "r1"]
+
+    await eventually(seen, 20)
     return pool, (await other_pod(bench, 1))["metadata"]["uid"]
 
 
