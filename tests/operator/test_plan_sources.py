@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from loraplane_core.wire.registry import Version
 from loraplane_operator.actions import Register
-from loraplane_operator.plan.adapters import AGAIN_SECONDS
+from loraplane_operator.plan import plan
+from loraplane_operator.plan.adapters import AGAIN_SECONDS, FEED_LAG_SECONDS
 from loraplane_operator.words import World
 from tests.operator.plans import condition, of, status
 from tests.operator.worlds import entry, pool, registry, version, world
@@ -62,6 +63,7 @@ def test_source_that_could_not_be_read_is_tried_again_now_and_then_o4() -> None:
     seen = given_up("source_unavailable", asked=AGAIN_SECONDS - 1)
     assert not of(Register, seen)
     assert condition(seen, "Ready") == ("False", "SourceUnavailable")
+    assert plan(seen).due_at == seen.now + 1
     (register,) = of(Register, given_up("source_unavailable", asked=AGAIN_SECONDS))
     assert register.request.known_only
     assert of(Register, given_up("source_unavailable", asked=None))
@@ -75,3 +77,18 @@ def test_rank_refused_before_there_is_a_digest_names_a_pool_that_fits_o14() -> N
     ready = next(each for each in status(seen)["conditions"] if each["type"] == "Ready")
     assert ready["reason"] == "RankTooHigh"
     assert "roomy" in ready["message"]
+
+
+def test_version_that_the_feed_never_shows_is_asked_for_when_the_feed_would_have_told_it() -> None:
+    seen = restarted("h0", 1)
+    fresh = {("uid-pirate", "h1"): seen.now}
+    memory = replace(seen.memory, registered={("uid-pirate", "h1"): version(number=2)}, registered_at=fresh)
+    seen = replace(seen, memory=memory)
+    assert not of(Register, seen)
+    assert plan(seen).due_at == seen.now + FEED_LAG_SECONDS
+    assert of(Register, replace(seen, now=seen.now + FEED_LAG_SECONDS))
+
+
+def test_adapter_of_a_pool_that_is_not_honoured_says_so() -> None:
+    seen = world(pool_namespaces=frozenset({"elsewhere"}), registry=registry())
+    assert condition(seen, "Ready") == ("False", "PoolNamespaceNotHonoured")

@@ -59,6 +59,7 @@ class Findings:
     verdicts: list[Verdict] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     version: Version | None = None  # the one the source was registered as
+    due_at: float | None = None  # when time alone makes the next look necessary
 
     @property
     def blocked(self) -> Verdict | None:
@@ -83,7 +84,9 @@ def plan_adapter(world: World, obj: AdapterObject, wish: Wish | None, warmth: Wa
     findings.verdicts.append(ready_verdict(findings.blocked, wish, rows))
     status = _status(world, obj, findings, wish, rows)
     write, due = status_action(world, obj.meta, obj.status, status, notes(world, obj, wish, status))
-    return ObjectPlan(findings.actions + write, due)
+    return ObjectPlan(
+        findings.actions + write, min((at for at in (due, findings.due_at) if at is not None), default=None)
+    )
 
 
 def _pending(kind: str, message: str) -> Verdict:
@@ -128,6 +131,9 @@ def _refuse_claim(world: World, obj: AdapterObject, entry: Adapter | None) -> tu
     if pool is None:
         missing = Reason.POOL_NOT_FOUND, f"there is no BaseModelPool {obj.pool}"
         return None if holds_claim(world, obj) else missing  # a claim held outlives its pool
+    if not world.honours(obj.pool):
+        told = f"pool {obj.pool} has no engines: pools are not honoured in its namespace"
+        return Reason.POOL_NAMESPACE_NOT_HONOURED, told
     refusal = admits(pool, obj.tenant, obj.meta.ref.namespace)
     if refusal is None:
         return None
@@ -165,7 +171,7 @@ def _ingest(world: World, obj: AdapterObject, findings: Findings) -> None:
         return
     known = world.memory.registered.get((obj.meta.uid, obj.source_hash))
     if known is not None:
-        findings.version = _current(world, obj, known)
+        findings.version = _current(world, obj, known, findings)
     elif _told_source(world, obj) == obj.source_hash:
         findings.version = _told_version(world, obj)
     else:
@@ -176,15 +182,20 @@ def _ingest(world: World, obj: AdapterObject, findings: Findings) -> None:
         why = "its version is not in the feed any more"
         findings.verdicts.append(_register(world, obj, findings, known_only=True, why=why))
     else:
-        if _may_come_right(world, obj, findings.version):
+        if _may_come_right(world, obj, findings.version, findings):
             _register(world, obj, findings, known_only=True, why="its source could not be read")
         findings.verdicts.append(_ingested(world, obj, findings.version))
 
 
-def _may_come_right(world: World, obj: AdapterObject, version: Version) -> bool:
+def _may_come_right(world: World, obj: AdapterObject, version: Version, findings: Findings) -> bool:
     """A source that could not be read is asked for again now and then: nothing tells when it is back."""
-    asked = world.memory.registered_at.get((obj.meta.uid, obj.source_hash), 0.0)
-    return version.state == "rejected" and version.reason in PASSING_REJECTIONS and world.now >= asked + AGAIN_SECONDS
+    if version.state != "rejected" or version.reason not in PASSING_REJECTIONS:
+        return False
+    again_at = world.memory.registered_at.get((obj.meta.uid, obj.source_hash), 0.0) + AGAIN_SECONDS
+    if world.now >= again_at:
+        return True
+    findings.due_at = again_at
+    return False
 
 
 def _register(world: World, obj: AdapterObject, findings: Findings, *, known_only: bool, why: str) -> Verdict:
@@ -218,7 +229,7 @@ def _told_version(world: World, obj: AdapterObject) -> Version | None:
     return version_of(entry, entry.source_version) if entry is not None else None
 
 
-def _current(world: World, obj: AdapterObject, known: Version) -> Version | None:
+def _current(world: World, obj: AdapterObject, known: Version, findings: Findings) -> Version | None:
     """The registered version as the feed has it now; None when the feed has it no more."""
     entry = world.registry.adapters.get(obj.key) if world.registry else None
     shown = version_of(entry, known.version)
@@ -228,7 +239,10 @@ def _current(world: World, obj: AdapterObject, known: Version) -> Version | None
         return known
     at = world.memory.registered_at.get((obj.meta.uid, obj.source_hash), world.now)
     removed = AdapterRef(*obj.key, known.version) in world.registry.withdrawn
-    return None if removed or world.now > at + FEED_LAG_SECONDS else known
+    if removed or world.now >= at + FEED_LAG_SECONDS:
+        return None
+    findings.due_at = at + FEED_LAG_SECONDS
+    return known
 
 
 def _ingested(world: World, obj: AdapterObject, version: Version) -> Verdict:
