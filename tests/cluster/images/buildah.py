@@ -62,7 +62,9 @@ class Buildah:
 
     def write(self, reference: str, archive: Path) -> None:
         """As an OCI archive."""
-        self._run("push", "--quiet", *self._policy, reference, f"oci-archive:{archive}:{reference}")
+        self._run(
+            *("push", "--quiet", *self._policy, reference, f"oci-archive:{archive}:{reference}"), seconds=BUILD_SECONDS
+        )
 
     def _pip_settings(self) -> Path:
         """A folder for /mnt: how this machine reaches its index, and the certificates that it trusts."""
