@@ -94,6 +94,16 @@ def test_old_version_becomes_cache_after_the_keep_time() -> None:
     assert of(Withdraw, aged(seen, KEEP_SECONDS)) == []
 
 
+def test_old_version_is_unpinned_at_once_and_leaves_when_another_finds_no_room() -> None:
+    both = entry("pirate", version(), version(number=2), active_version=2)
+    seen = world(registry=registry(both), **everywhere(residence(pinned=True)))
+    marks = of(Mark, seen)
+    assert [(mark.pinned, mark.warm, mark.id.version) for mark in marks] == [(False, True, 1), (False, True, 1)]
+    crowded = failed(world(registry=registry(both), **everywhere(residence())), Warm, "insufficient_memory")
+    (mark,) = of(Mark, crowded)
+    assert (mark.replica, mark.warm, mark.id.version) == (HOME, False, 1)
+
+
 def test_cache_of_an_engine_is_no_drift() -> None:
     both = entry("pirate", version(), version(number=2))
     seen = world(registry=registry(both), **everywhere(residence("acme/pirate@2", warm_wanted=False), residence()))

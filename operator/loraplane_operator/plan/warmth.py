@@ -5,6 +5,7 @@ is its cache and no drift, except what the registry withdrew or what bears a wro
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from loraplane_core.errors import InsufficientMemory
 from loraplane_core.identity import AdapterId, AdapterRef, ReplicaId
 from loraplane_core.wire.engine import WARM, Residence
 from loraplane_core.wire.registry import Warmed
@@ -13,7 +14,8 @@ from loraplane_operator.plan.status import residency_class
 from loraplane_operator.plan.wishes import Target, Wish, holds_claim, version_of, wished_replicas
 from loraplane_operator.words import AdapterKey, Engine, RegistryView, Residue, World
 
-#: An old version stays warm this long after it lost its place, so that a rollback finds it there.
+#: An old version stays warm this long after it lost its place, so that a rollback finds it there; no longer than
+#: until another one needs the room, and never pinned.
 KEEP_SECONDS = 60.0
 #: A version that the feed does not know may be newer than our view of the feed; wait before deleting it.
 UNKNOWN_GRACE_SECONDS = 10.0
@@ -142,6 +144,7 @@ def _residues(
         obj.key: () for obj in world.adapters if obj.meta.deleting_since is not None and holds_claim(world, obj)
     }
     residues, due = set(), []
+    crowded = _crowded(world)
     for engine in world.engines.values():
         for ref, residence in engine.residences.items():
             if residence.residency == "absent" or (engine.replica, AdapterId(*ref, residence.digest)) in wished:
@@ -153,11 +156,14 @@ def _residues(
             if residue.known and not residence.warm_wanted:
                 continue
             residues.add(residue)
-            at = world.memory.residue_since.get(residue, world.now) + _patience(registry, residue)
+            at = world.memory.residue_since.get(residue, world.now) + _patience(registry, residue, crowded)
             if at == float("inf"):
                 continue
             if at > world.now:
                 due.append(at)
+                if residence.pinned:
+                    why = "no longer active here"
+                    actions.append(Mark(residue.replica, residue.boot, residue.id, pinned=False, warm=True, why=why))
             else:
                 actions.append(_remove(residue, residence))
     return frozenset(residues), leaving, min(due, default=None)
@@ -169,9 +175,19 @@ def _residue(registry: RegistryView, engine: Engine, ref: AdapterRef, residence:
     return Residue(engine.replica, engine.boot, AdapterId(*ref, residence.digest), known)
 
 
-def _patience(registry: RegistryView, residue: Residue) -> float:
+def _crowded(world: World) -> frozenset[ReplicaId]:
+    """Where a wish found no room."""
+    failures = world.memory.failures.items()
+    return frozenset(
+        action.replica
+        for action, failure in failures
+        if isinstance(action, Warm) and failure.code == InsufficientMemory.code
+    )
+
+
+def _patience(registry: RegistryView, residue: Residue, crowded: frozenset[ReplicaId]) -> float:
     if residue.known:
-        return KEEP_SECONDS
+        return 0.0 if residue.replica in crowded else KEEP_SECONDS
     if residue.id.ref in registry.withdrawn:
         return 0.0
     entry = registry.adapters.get((residue.id.tenant, residue.id.adapter))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from loraplane_core.errors import ArtifactRejected, BaseModelMismatch, Conflict, InvalidParameter, NotFound, Withdrawn
 from loraplane_core.identity import is_digest
-from loraplane_core.wire.registry import Activate, Source, Version
+from loraplane_core.wire.registry import PASSING_REJECTIONS, Activate, Source, Version
 from loraplane_gateway.db.sessions import Scope, Session
 from loraplane_gateway.registry.activation.service import ActivationService
 from loraplane_gateway.registry.adapters.repository import AdapterRepository, AdapterRow
@@ -14,8 +14,6 @@ from loraplane_gateway.registry.ingestion.worker import Accepted, Failed, Outcom
 from loraplane_gateway.registry.pools.repository import Pool
 from loraplane_gateway.registry.pools.service import PoolService
 
-#: Reasons that say nothing about the artifact: asking again tries again.
-TRANSIENT = frozenset({"source_unavailable", "source_not_found", "deadline_exceeded", "internal_error"})
 ACTOR = "ingestion"
 
 
@@ -149,7 +147,7 @@ class IngestionService:
         if adapter != locked.name:
             raise Conflict(f"this registration belongs to the adapter {adapter!r}")
         version = await self._version(adapter, number)
-        if version.state == "rejected" and version.reason in TRANSIENT and wanted.refusal is None:
+        if version.state == "rejected" and version.reason in PASSING_REJECTIONS and wanted.refusal is None:
             pool = await self._pools.find(locked.pool)
             await self._adapters.set_state(adapter, number, _waiting(pool))
             await self._ingestions.enqueue(
