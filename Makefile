@@ -9,7 +9,7 @@ export UV_PYTHON_DOWNLOADS := never
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install model demo up down check lint types imports drift crds chart test check-slow check-cluster \
+.PHONY: help install model demo up down check lint types imports drift crds chart test check-slow check-cluster check-images \
 	images cluster-up cluster-down cluster-shell bench-engine pins clean
 
 help: ## Show what can be made
@@ -73,8 +73,13 @@ test: $(VENV)/.stamp model
 	@$(BIN)/pytest -q -n 2 --dist loadfile --ignore=tests/cluster -m 'not slow'  # more waiting than work: two workers halve it
 
 check-cluster: $(VENV)/.stamp model ## Tests on a real control plane and with real pods; needs root and Go; ≤ 20 minutes cold
-	@$(CLUSTER) run --name check -- $(BIN)/pytest -q tests/cluster tests/charts -m 'not slow' --ignore=tests/cluster/node
-	@$(CLUSTER) run --name check-node --level node -- $(BIN)/pytest -q tests/cluster/node -m 'not slow'
+	@$(CLUSTER) run --name check -- $(BIN)/pytest -q tests/cluster -m 'not slow' --ignore=tests/cluster/node
+	@$(CLUSTER) run --name check-node --level node -- $(BIN)/pytest -q tests/cluster/node/test_pods.py
+	@$(BIN)/pytest -q -n 2 tests/charts  # here, too, since it needs the helm that was built
+	@echo "not run by make check-cluster: make check-images and what is marked slow (make check-slow)"
+
+check-images: images ## The images and the chart in real pods; builds the images first (minutes, once)
+	@$(CLUSTER) run --name check-images --level node -- $(BIN)/pytest -q tests/cluster/node --ignore=tests/cluster/node/test_pods.py
 
 check-slow: $(VENV)/.stamp model ## Kill loops and other long tests on a cluster of their own, ≤ 20 minutes
 	@$(CLUSTER) run --name check-slow -- $(BIN)/pytest -q -m slow
