@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from loraplane_core.labels import FINALIZER
 from tests.cluster.kube import ADAPTERS, Refused
@@ -64,9 +65,14 @@ def _troubles(system: System, wanted: dict[str, int], versions: int) -> list[str
         raw = objects.get(name)
         if raw is None or raw["metadata"].get("finalizers") != [FINALIZER] or not system.ready(name):
             found.append(f"{name}: not Ready, or without its finalizer: {raw and raw['metadata'].get('finalizers')}")
-        elif (raw["status"].get("readyReplicas"), raw["status"].get("warmReplicas")) != (warm, warm):
-            found.append(f"{name}: {raw['status'].get('readyReplicas')} of {warm}")
+        elif _replicas(raw) != (warm, warm):
+            found.append(f"{name}: ready and wished are {_replicas(raw)}, not {warm}")
     return found or [*_claims(system, objects), *_versions(system, wanted, versions), *_engines(system, wanted)]
+
+
+def _replicas(raw: dict[str, Any]) -> tuple[int | None, int | None]:
+    status = raw.get("status") or {}  # read before the object was found Ready
+    return status.get("readyReplicas"), status.get("warmReplicas")
 
 
 def _claims(system: System, objects: dict[str, dict]) -> list[str]:  # type: ignore[type-arg]

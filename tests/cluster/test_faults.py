@@ -34,9 +34,9 @@ def test_there_are_at_least_thirty_points() -> None:
 
 
 def _spread() -> list[Any]:
-    """Every third point in `make check-cluster`, the others in `make check-slow`: each takes about ten seconds."""
+    """Every fourth point in `make check-cluster`, the others in `make check-slow`: each takes about ten seconds."""
     return [
-        point if index % 3 == 0 else pytest.param(point, marks=pytest.mark.slow)
+        point if index % 4 == 0 else pytest.param(point, marks=pytest.mark.slow)
         for index, point in enumerate(faults.points())
     ]
 
@@ -56,7 +56,9 @@ def test_a_kill_there_leaves_the_same_end_state(system: System, point: str) -> N
             died = True
             system.start_operator()
         until(step.done, STEP_SECONDS, lambda: f"{point} {system.explain(name)}")
-    assert died, f"the operator never came by {point}"
+    if not died:  # what it did last may be seen, and even told by it, a moment before it dies of it
+        until(lambda: not operator.running(), 5, f"the operator never came by {point}")
+        system.start_operator()
     wanted = {name: 1} if system.get(name) is not None else {}
     settled(system, wanted, versions=_VERSIONS.get(kind, 1))
 

@@ -60,6 +60,7 @@ def size(system: System) -> int:
 # -- quiet
 
 
+@pytest.mark.slow
 def test_a_quiet_minute_moves_no_object_and_costs_at_most_sixty_requests(system: System) -> None:
     for name, warm in (("pirate", 3), ("html", 2), ("json", 1), ("butler", 1)):
         system.adapter(name, warmReplicas=warm)
@@ -79,8 +80,9 @@ def _capacity_is_told(system: System) -> bool:
     status = system.kube.call("GET", system.pool_path())["status"]
     told = status["capacity"]
     used, hosts = (sum(row[name] for row in rows) for name in ("used_bytes", "host_bytes"))
-    counts = (status["adapters"]["registered"], status["adapters"]["ready"], status["adapters"]["resident"])
-    return (told["usedBytes"], told["hostBytes"]) == (used, hosts) and counts[1:] == (4, 4)
+    ready, resident = (status["adapters"][name] for name in ("ready", "resident"))
+    # What a test before left in an engine's cache is resident, too.
+    return (told["usedBytes"], told["hostBytes"]) == (used, hosts) and ready == 4 and resident >= 4
 
 
 # -- its end

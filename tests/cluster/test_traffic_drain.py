@@ -100,6 +100,7 @@ def _assert_warm_before(lines: list[dict[str, Any]], names: list[str]) -> None:
     assert max(kept[name] for name in names) < scaled[0]
 
 
+@pytest.mark.slow
 def test_credentials_rotate_without_a_failed_request_and_the_old_ones_are_refused_in_the_end(
     system: System, models: list[str]
 ) -> None:
