@@ -79,6 +79,19 @@ def test_rank_refused_before_there_is_a_digest_names_a_pool_that_fits_o14() -> N
     assert "roomy" in ready["message"]
 
 
+def test_version_that_became_an_older_one_of_the_same_bytes_is_known_by_the_feed_at_once() -> None:
+    seen = restarted("h1", 1)
+    memory = replace(
+        seen.memory,
+        registered={("uid-pirate", "h1"): version(number=7, state="ingesting")},
+        registered_at={("uid-pirate", "h1"): seen.now},
+    )
+    seen = replace(seen, memory=memory)
+    assert not of(Register, seen)
+    assert condition(seen, "Validated") == ("True", "Validated")
+    assert status(seen)["version"] == 1
+
+
 def test_version_that_the_feed_never_shows_is_asked_for_when_the_feed_would_have_told_it() -> None:
     seen = restarted("h0", 1)
     fresh = {("uid-pirate", "h1"): seen.now}

@@ -233,6 +233,8 @@ def _current(world: World, obj: AdapterObject, known: Version, findings: Finding
     """The registered version as the feed has it now; None when the feed has it no more."""
     entry = world.registry.adapters.get(obj.key) if world.registry else None
     shown = version_of(entry, known.version)
+    if shown is None and _told_source(world, obj) == obj.source_hash:
+        shown = _told_version(world, obj)  # its bytes were a version already, and it became that one
     if shown is not None:
         return shown
     if world.registry is None or not world.registry.live:
