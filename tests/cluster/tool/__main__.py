@@ -138,16 +138,24 @@ def _in_namespace(cluster: Cluster, command: list[str]) -> int:
         STATE_VARIABLE: str(cluster.state),
         "PATH": f"{cluster.kubectl.parent}:{os.environ.get('PATH', os.defpath)}",
     }
-    with cluster.network.entered():
-        child = subprocess.Popen(command, env=environment, preexec_fn=die_with_parent(signal.SIGTERM))  # noqa: PLW1509
-    while True:
-        try:
-            code = child.wait()
-        except Ended as ended:
-            if not (ended.signum == signal.SIGINT and _on_terminal()):  # the terminal has told it already
-                child.send_signal(ended.signum)
-            continue
-        return code if code >= 0 else 128 - code
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []  # came while it was being started
+
+    def pass_on(signum: int, _: FrameType | None) -> None:
+        if signum == signal.SIGINT and _on_terminal():
+            return  # the terminal has told it already
+        if child is None:
+            early.append(signum)
+        else:
+            child.send_signal(signum)
+
+    with _handled(pass_on):
+        with cluster.network.entered():
+            child = subprocess.Popen(command, env=environment, preexec_fn=die_with_parent(signal.SIGTERM))  # noqa: PLW1509
+        for signum in early:
+            child.send_signal(signum)
+        code = child.wait()
+    return code if code >= 0 else 128 - code
 
 
 def _on_terminal() -> bool:
