@@ -204,3 +204,13 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while data := await reader.read(1 << 16):
             writer.write(data)
             await writer.drain()
+
+
+@contextlib.asynccontextmanager
+async def started(cluster: ClusterAccess) -> AsyncIterator[KubeBench]:
+    made = KubeBench(cluster)
+    try:
+        await made.start()
+        yield made
+    finally:
+        await made.close()

@@ -18,7 +18,7 @@ from loraplane_core.labels import ADAPTER_KIND, FINALIZER
 from loraplane_operator.actions import Note, ObjectRef, WorkloadSpec
 from loraplane_operator.words import AdapterObject
 from tests.cluster.install import SERVICE_ACCOUNT
-from tests.cluster.port_desk import KubeBench, Proxy, through
+from tests.cluster.port_desk import KubeBench, Proxy, started, through
 from tests.cluster.system import ClusterAccess
 from tests.cluster.tool import Cluster
 from tests.operator import port_contract as contract
@@ -30,13 +30,8 @@ FOREIGN = "example.com/audit"
 
 @pytest.fixture
 async def bench(cluster: ClusterAccess) -> AsyncIterator[KubeBench]:
-    made = KubeBench(cluster)
-    try:
-        await made.start()
-        async with made.watching():
-            yield made
-    finally:
-        await made.close()
+    async with started(cluster) as made, made.watching():
+        yield made
 
 
 @pytest.mark.parametrize("check", contract.CONTRACT, ids=lambda check: check.__name__)

@@ -9,7 +9,7 @@ import pytest
 
 from loraplane_operator.cluster.kubernetes import KubernetesCluster
 from loraplane_operator.words import PoolObject
-from tests.cluster.port_desk import KubeBench
+from tests.cluster.port_desk import KubeBench, started
 from tests.cluster.system import ClusterAccess
 from tests.operator import port_contract as contract
 from tests.operator.eventually import eventually
@@ -17,13 +17,8 @@ from tests.operator.eventually import eventually
 
 @pytest.fixture
 async def bench(cluster: ClusterAccess) -> AsyncIterator[KubeBench]:
-    made = KubeBench(cluster)
-    try:
-        await made.start()
-        async with made.watching():
-            yield made
-    finally:
-        await made.close()
+    async with started(cluster) as made, made.watching():
+        yield made
 
 
 def pod_path(bench: KubeBench, ordinal: int) -> str:

@@ -13,7 +13,7 @@ from loraplane_operator.cluster import recorder
 from loraplane_operator.cluster.kinds import KINDS
 from tests.cluster.audit import Right, check_audit, rights
 from tests.cluster.install import SERVICE_ACCOUNT, manifests, role_rules, user_of
-from tests.cluster.port_desk import KubeBench
+from tests.cluster.port_desk import KubeBench, started
 from tests.cluster.system import ClusterAccess
 from tests.operator import port_contract as contract
 from tests.operator.eventually import eventually
@@ -24,12 +24,8 @@ LATE = "late"  # not the operator's own account: the suite's audit shall hold no
 
 @pytest.fixture
 async def bench(cluster: ClusterAccess) -> AsyncIterator[KubeBench]:
-    made = KubeBench(cluster)
-    try:
-        await made.start()
+    async with started(cluster) as made:
         yield made
-    finally:
-        await made.close()
 
 
 async def test_role_is_what_the_port_uses_no_less_and_no_more_o20(

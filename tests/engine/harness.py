@@ -281,6 +281,15 @@ def failure(engine: Driven, request: str) -> RequestFailed:
     return ended
 
 
+def fill_with_kv(engine: Driven, clock: Clock) -> None:
+    """Requests for the base take what adapters leave of the device; time passes by steps from now on."""
+    ticking(engine, clock)
+    for number in range(4):
+        engine.generate(f"base{number}", random_prompt(number, 30), max_tokens=90)
+    while engine.core.base.arena.pages.free > 1:
+        engine.step()
+
+
 def ticking(engine: Driven, clock: Clock, seconds: float = 0.1) -> None:
     """Time passes by steps."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from loraplane_engine.core.scheduler import ROTATE_SECONDS
 from loraplane_engine.messages import Output, Scheduled
-from tests.engine.harness import PAGE, Clock, Driven, Make, random_prompt, ticking
+from tests.engine.harness import PAGE, Clock, Driven, Make, fill_with_kv, random_prompt, ticking
 
 
 def order_of_first_tokens(engine: Driven) -> list[str]:
@@ -114,11 +114,7 @@ def test_an_adapter_finds_room_although_kv_took_it(make: Make, artifacts: list[P
     """KV may use what adapters do not, but not keep it from them for ever."""
     engine = make(device_memory=12 * PAGE, adapter_memory=3 * PAGE)
     key = engine.load(artifacts[0], "t/a@1")
-    ticking(engine, clock)
-    for number in range(4):
-        engine.generate(f"base{number}", random_prompt(number, 30), max_tokens=90)
-    while engine.core.base.arena.pages.free > 1:
-        engine.step()
+    fill_with_kv(engine, clock)
     engine.generate("adapter", [1, 2], key, max_tokens=2)
     engine.finish("adapter")
     assert len(engine.ended) < 5

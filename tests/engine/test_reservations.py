@@ -7,7 +7,18 @@ import pytest
 from loraplane_engine.adapters.residency import KEEP_SECONDS, PASS_SECONDS
 from loraplane_engine.core.scheduler import ROTATE_SECONDS
 from loraplane_engine.messages import AdapterKey, MarkAdapter, Output, UnloadAdapter
-from tests.engine.harness import PAGE, Clock, Driven, Make, failure, make_artifact, pages_of, random_prompt, ticking
+from tests.engine.harness import (
+    PAGE,
+    Clock,
+    Driven,
+    Make,
+    failure,
+    fill_with_kv,
+    make_artifact,
+    pages_of,
+    random_prompt,
+    ticking,
+)
 
 ONE = 3  # pages of each of `artifacts`
 
@@ -242,11 +253,7 @@ def test_a_pin_finds_its_place_although_the_others_never_idle(
 def test_a_pin_finds_its_place_although_kv_took_it(make: Make, artifacts: list[Path], clock: Clock) -> None:
     engine = make(device_memory=12 * PAGE, adapter_memory=3 * PAGE)
     key = engine.load(artifacts[0], "t/a@1")
-    ticking(engine, clock)
-    for number in range(4):
-        engine.generate(f"base{number}", random_prompt(number, 30), max_tokens=90)
-    while engine.core.base.arena.pages.free > 1:
-        engine.step()
+    fill_with_kv(engine, clock)
     engine.mark(key, pinned=True)
     asked = clock.now
     engine.until(lambda: engine.states[key].residency == "device")

@@ -29,13 +29,19 @@ def arguments(system: System, key: Path) -> list[str]:
     ]
 
 
-async def test_process_reconciles_tells_its_health_and_stops(tmp_path: Path) -> None:
-    system = System(tmp_path)
-    key = tmp_path / "master"
+async def surroundings(folder: Path) -> tuple[System, Path]:
+    """Registry and supervisor with a tenant, and the file of the master key."""
+    system = System(folder)
+    key = folder / "master"
     key.write_text(MASTER.hex())
     await system.registry.start()
     await system.supervisor.start()
     await system.registry.create_tenant("acme", "default")
+    return system, key
+
+
+async def test_process_reconciles_tells_its_health_and_stops(tmp_path: Path) -> None:
+    system, key = await surroundings(tmp_path)
     system.write("all.yaml", pool_manifest(), adapter_manifest())
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "loraplane_operator", *arguments(system, key)),
@@ -109,12 +115,7 @@ def test_pools_cannot_be_honoured_where_nothing_is_observed(capsys: pytest.Captu
 
 async def test_stop_lets_what_runs_finish_and_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     """An engine that never answers holds up the stop for its grace, but not a second signal."""
-    system = System(tmp_path)
-    key = tmp_path / "master"
-    key.write_text(MASTER.hex())
-    await system.registry.start()
-    await system.supervisor.start()
-    await system.registry.create_tenant("acme", "default")
+    system, key = await surroundings(tmp_path)
     system.write("all.yaml", pool_manifest(replicas=1))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "loraplane_operator", *arguments(system, key)), stderr=asyncio.subprocess.DEVNULL
@@ -140,12 +141,7 @@ async def test_stop_lets_what_runs_finish_and_a_second_signal_ends_it_at_once(tm
 
 
 async def test_process_is_killed_at_the_point_that_a_test_names_and_the_next_start_mends_it(tmp_path: Path) -> None:
-    system = System(tmp_path)
-    key = tmp_path / "master"
-    key.write_text(MASTER.hex())
-    await system.registry.start()
-    await system.supervisor.start()
-    await system.registry.create_tenant("acme", "default")
+    system, key = await surroundings(tmp_path)
     system.write("all.yaml", pool_manifest(replicas=1), adapter_manifest())
     codes = []
     try:
