@@ -57,3 +57,25 @@ async def test_a_foreign_server_on_the_port_does_not_make_a_part_ready(tmp_path:
                     await asyncio.wait_for(keeper.start(), 20)
             finally:
                 await keeper.stop()
+
+
+async def test_a_probe_that_ends_in_the_moment_of_the_stop_does_not_outlive_it(tmp_path: Path) -> None:
+    """`asyncio.wait_for` of Python 3.11 loses a cancellation that meets a result: `up` then never ended."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def probe() -> bool:
+        asked.set()
+        await answer.wait()
+        return False
+
+    sleeps = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)")
+    component = Component("operator", lambda: ProcessSpec(name="operator", argv=sleeps, env={}), probe)
+    keeper = Keeper(component, log=tmp_path / "log", run=RunRecord(tmp_path / "run.json", tmp_path))
+    keeper.begin()
+    await asked.wait()
+    answer.set()
+    await asyncio.sleep(0)  # the probe has its result now, and its caller does not know yet
+    stopping = asyncio.create_task(keeper.stop())
+    done, _ = await asyncio.wait({stopping}, timeout=10)
+    assert done, "the keeper kept on"
+    assert keeper.pid == 0

@@ -196,7 +196,8 @@ class Keeper:
         if self.component.probe is None:
             return True
         try:
-            ready = await asyncio.wait_for(self.component.probe(), PROBE_TIMEOUT_SECONDS)
+            async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
+                ready = await self.component.probe()
         except TimeoutError:
             return False
         port = self.component.port

@@ -123,7 +123,8 @@ async def _check_database(state: RegistryState, stop: asyncio.Event) -> None:
             if asyncio.get_running_loop().time() > deadline:
                 raise StartRefused(f"Postgres did not answer for {DATABASE_WAIT_SECONDS:.0f} s") from error
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), 0.5)
+                async with asyncio.timeout(0.5):
+                    await stop.wait()
     else:
         return
     if not row.migrated:
