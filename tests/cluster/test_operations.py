@@ -129,8 +129,9 @@ def _held(system: System, names: list[str]) -> set[tuple[str, str]]:
 def test_a_watcher_that_breaks_ends_the_process_with_its_cause_and_the_next_start_is_clean(
     system: System, watcher: str
 ) -> None:
-    system.adapter("pirate", warmReplicas=2)
-    system.until_ready("pirate")
+    name = f"watched-{watcher}"
+    system.adapter(name, warmReplicas=2, source="pirate", deletionPolicy="Delete")
+    system.until_ready(name)
     key = system.services.key("acme")
     assert system.operator().stop() == 0
     begun = size(system)
@@ -145,19 +146,20 @@ def test_a_watcher_that_breaks_ends_the_process_with_its_cause_and_the_next_star
     assert [line["message"] for line in critical] == ["a watcher stopped", "the operator broke"]
     assert critical[0]["watcher"] == watcher
     assert "a defect made by the test" in critical[0]["exception"]
-    assert system.services.ask(key, "pirate").status_code == 200
+    assert system.services.ask(key, name).status_code == 200
     system.start_operator()
     system.adapter("html")
-    system.until_ready("html", "pirate")
-    settled(system, {"pirate": 2, "html": 1})
+    system.until_ready("html", name)
+    settled(system, {name: 2, "html": 1})
 
 
 # -- what it tells of itself
 
 
 def test_it_is_alive_but_not_ready_until_it_has_seen_the_cluster(system: System) -> None:
-    system.adapter("pirate")
-    system.until_ready("pirate")
+    name = "alive"
+    system.adapter(name, source="pirate", deletionPolicy="Delete")
+    system.until_ready(name)
     assert system.operator().stop() == 0
     assert system.operator_health("live") == 0
     system.cluster.stop_api_server()
@@ -166,13 +168,13 @@ def test_it_is_alive_but_not_ready_until_it_has_seen_the_cluster(system: System)
         system.start_operator()
         until(lambda: _said(system, begun, "the cluster could not be read"), 30, system.operator().tail)
         assert (system.operator_health("live"), system.operator_health("ready")) == (200, 503)
-        assert system.services.ask(system.services.key("acme"), "pirate").status_code == 200
+        assert system.services.ask(system.services.key("acme"), name).status_code == 200
     finally:
         system.cluster.start_api_server()
     system.until_operator_ready()
     assert system.operator_health("live") == 200
     assert metric(system, "loraplane_operator_objects", kind="LoRAAdapter") == 1
-    system.until_ready("pirate")
+    system.until_ready(name)
 
 
 def _said(system: System, since: int, message: str) -> bool:
@@ -224,25 +226,25 @@ def metric(system: System, name: str, **labels: str) -> float:
 
 
 def test_metrics_count_phases_drift_and_age_as_they_were(system: System) -> None:
-    names = ("loraplane_operator_drift_found_total", "loraplane_operator_drift_healed_total")
-    system.adapter("pirate", warmReplicas=REAL_REPLICAS)
-    system.until_ready("pirate")
+    name, names = "metered", ("loraplane_operator_drift_found_total", "loraplane_operator_drift_healed_total")
+    system.adapter(name, warmReplicas=REAL_REPLICAS, source="pirate", deletionPolicy="Delete")
+    system.until_ready(name)
     before = [metric(system, name) for name in names]
-    digest = system.status("pirate")["digest"]
-    where = "/adapters/acme/pirate/1?drain_s=0"
+    digest = system.status(name)["digest"]
+    where = "/adapters/acme/metered/1?drain_s=0"
     assert system.engine(1, "DELETE", where, headers={"x-loraplane-digest": digest}).is_success
     until(lambda: metric(system, names[1]) > before[1], 10, lambda: str(before))
     assert [metric(system, name) for name in names] == [before[0] + 1, before[1] + 1]
     phase = "loraplane_operator_phase_seconds"
-    for name in ("observe", "plan", "submit", "ClaimAdapter", "Register", "Warm", "SetStatus"):
-        count, total = metric(system, f"{phase}_count", phase=name), metric(system, f"{phase}_sum", phase=name)
-        assert count > 0 and 0 < total / count < (0.25 if name in ("observe", "plan", "submit") else 5), (name, total)
-    system.until_ready("pirate")
+    for step in ("observe", "plan", "submit", "ClaimAdapter", "Register", "Warm", "SetStatus"):
+        count, total = metric(system, f"{phase}_count", phase=step), metric(system, f"{phase}_sum", phase=step)
+        assert count > 0 and 0 < total / count < (0.25 if step in ("observe", "plan", "submit") else 5), (step, total)
+    system.until_ready(name)
     assert metric(system, "loraplane_operator_engines_alive") == REAL_REPLICAS
     assert metric(system, "loraplane_operator_objects", kind=POOL_KIND) == 1
     for queue in ("news", "actions"):
         assert metric(system, "loraplane_operator_queue_age_seconds", queue=queue) < 1
-    assert "acme" not in system.operator_metrics() and "pirate" not in system.operator_metrics()
+    assert "acme" not in system.operator_metrics() and name not in system.operator_metrics()
 
 
 def test_what_waits_for_a_hung_engine_ages_in_the_metrics_until_it_is_carried_out(fake_system: System) -> None:

@@ -3,6 +3,7 @@ processes with the real model, started by the kubelet stand-in; requests stream 
 """
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.timeout(300)
 #: A stream on the replica that goes, and time for the others to come to it.
 FLOWING_SECONDS = 60.0
 CHANGE_SECONDS = 150.0
+#: A stream that is as young when its replica is told to go takes some seconds yet.
+LONG_TOKENS, YOUNG_SECONDS = 160, 2.0
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +54,10 @@ def log_lines(system: System) -> list[dict[str, Any]]:
     return [json.loads(line) for line in system.operator().log.read_text().splitlines()]
 
 
-def busy(flow: Traffic, replica: str) -> bool:
-    return any(answer.replica == replica for answer in flow.running.values())
+def busy(flow: Traffic, replica: str, seconds: float) -> bool:
+    """With a request that began no longer ago."""
+    since = time.time() - seconds
+    return any(answer.replica == replica and answer.began > since for answer in list(flow.running.values()))
 
 
 def test_a_replica_that_leaves_lets_its_streams_end_and_its_adapters_are_warm_on_the_other_before(
@@ -62,21 +67,25 @@ def test_a_replica_that_leaves_lets_its_streams_end_and_its_adapters_are_warm_on
     assert not system.warm(0) & {f"acme/{name}@1" for name in models[2:]}
     pod = system.pods()[1]
     told = len(log_lines(system))
-    with traffic(system.services, key, models, clients=3, tokens=32) as flow:
-        until(lambda: busy(flow, leaver), FLOWING_SECONDS, f"no stream on {leaver}", every=0.01)
+    with (
+        traffic(system.services, key, models, clients=3, tokens=32) as flow,
+        traffic(system.services, key, models[2:], clients=1, tokens=LONG_TOKENS) as long,
+    ):
+        until(lambda: busy(long, leaver, YOUNG_SECONDS), FLOWING_SECONDS, f"no stream on {leaver}", every=0.01)
         system.pool(replicas=1)
         until(lambda: _terminating(system, 1), FLOWING_SECONDS, lambda: system.explain(""), every=0.01)
-        going = [answer for answer in flow.running.values() if answer.replica == leaver]
+        going = [answer for each in (long, flow) for answer in list(each.running.values()) if answer.replica == leaver]
         warm = system.warm(0)
         until(lambda: 1 not in system.pods(), FLOWING_SECONDS, lambda: system.explain(""))
         before = len(flow.answers)
         until(lambda: len(flow.answers) >= before + 2 * len(models), FLOWING_SECONDS, "answers afterwards")
-    assert flow.failed() == []
+    assert flow.failed() + long.failed() == []
     assert {f"acme/{name}@1" for name in models} <= warm
     _assert_warm_before(log_lines(system)[told:], models[2:])
     assert going, "no stream was under way on the replica that went"
     assert all(answer.ended and not answer.trouble for answer in going)
-    assert not any(answer.replica == leaver for answer in flow.answers if answer.began > max(e.ended for e in going))
+    end, after = max(answer.ended for answer in going), flow.answers + long.answers
+    assert not any(answer.replica == leaver for answer in after if answer.began > end)
     assert system.pods().keys() == {0} and pod.restarts == 0
     system.until_ready(*models)
     assert system.condition("", "Progressing")[0] == "False", system.explain("")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from loraplane_engine.server.heads import HeadDeadline
+from loraplane_core.listener import HeadDeadline
 
 #: Longer than any client's or gateway's own keep-alive, so that the server is not the one that closes
 #: a connection just as a request is sent on it.

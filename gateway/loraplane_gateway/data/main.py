@@ -13,9 +13,9 @@ from prometheus_client import start_http_server
 from pydantic import ValidationError
 
 from loraplane_core.files import write_ports
+from loraplane_core.listener import HeadDeadline
 from loraplane_gateway.data.app import App, running
 from loraplane_gateway.data.settings import DataSettings
-from loraplane_gateway.listener import JsonH11Protocol
 from loraplane_gateway.secret_files import secret_files
 
 log = logging.getLogger("loraplane.data")
@@ -75,7 +75,7 @@ async def serve(settings: DataSettings) -> None:
 def make_server(app: App, settings: DataSettings) -> Server:
     config = uvicorn.Config(
         app,
-        http=JsonH11Protocol,
+        http=HeadDeadline,
         ws="none",
         lifespan="off",
         interface="asgi3",

@@ -14,9 +14,9 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 
 from loraplane_core.files import write_ports
+from loraplane_core.listener import HeadDeadline
 from loraplane_gateway.db.engine import AWAY, create_engine, named
 from loraplane_gateway.db.sessions import PLATFORM, session_maker, transaction
-from loraplane_gateway.listener import JsonH11Protocol
 from loraplane_gateway.registry.activation.repository import ActivationRepository
 from loraplane_gateway.registry.app import create_admin_app, create_artifact_app
 from loraplane_gateway.registry.artifacts.store import ArtifactStore
@@ -176,7 +176,7 @@ class _Server(uvicorn.Server):
 def _server(state: RegistryState, app: FastAPI, sock: socket.socket) -> tuple[_Server, socket.socket]:
     config = uvicorn.Config(
         app,
-        http=JsonH11Protocol,
+        http=HeadDeadline,
         log_config=None,
         access_log=False,
         lifespan="off",

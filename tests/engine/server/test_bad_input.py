@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from loraplane_core import listener
 from loraplane_core.errors import InvalidParameter
 from loraplane_engine import messages as m
-from loraplane_engine.server import heads
 from loraplane_engine.server.params import check_logprobs
 from tests.engine.server.world import BASE, World
 
@@ -300,14 +300,14 @@ async def test_a_body_that_never_arrives_is_given_up(engine: World, monkeypatch:
 async def test_a_head_that_never_ends_is_given_up(
     engine: World, monkeypatch: pytest.MonkeyPatch, port: str, head: bytes
 ) -> None:
-    monkeypatch.setattr(heads, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.2)
     assert b" 408 " in await send_bytes(engine, head, port)
 
 
 async def test_a_head_byte_by_byte_has_one_deadline_also_after_an_answer(
     engine: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heads, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.3)
     reader, writer = await asyncio.open_connection("127.0.0.1", engine.ports["data"])
     try:
         async with asyncio.timeout(5):
@@ -327,7 +327,7 @@ async def test_a_head_byte_by_byte_has_one_deadline_also_after_an_answer(
 async def test_the_deadline_for_heads_leaves_bodies_streams_and_idle_connections_alone(
     engine: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heads, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.1)
     for _ in range(2):  # the same connection, kept for longer than a head may take
         assert (await engine.complete()).status_code == 200
         await asyncio.sleep(0.2)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loraplane_gateway import listener
+from loraplane_core import listener
 from tests.fakes.engine import engines
 from tests.gateway.data.harness import BASE, OTHER_BASE, Gateway, Place, World, gateway
 

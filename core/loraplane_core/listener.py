@@ -1,4 +1,7 @@
-"""HTTP/1.1 of our listeners below ASGI: a request's head has a deadline, and what is no HTTP is refused in our form."""
+"""HTTP/1.1 of our listeners below ASGI: a request's head has a deadline, and what is no HTTP is refused in our form.
+
+Needs uvicorn and h11, which the processes that listen bring; nothing else in core imports this.
+"""
 
 import asyncio
 
