@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 MODELS := .loraplane/models
 MODEL  := $(MODELS)/smollm2-135m-instruct
 CLUSTER := $(BIN)/python -m tests.cluster.tool
+# Tests with real pods that need no image of ours.
+PODS   := $(addprefix tests/cluster/node/test_,pods.py enforcer.py canaries.py)
 export UV_PYTHON_DOWNLOADS := never
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -74,12 +76,12 @@ test: $(VENV)/.stamp model
 
 check-cluster: $(VENV)/.stamp model ## Tests on a real control plane and with real pods; needs root and Go; ≤ 20 minutes cold
 	@$(CLUSTER) run --name check -- $(BIN)/pytest -q tests/cluster -m 'not slow' --ignore=tests/cluster/node
-	@$(CLUSTER) run --name check-node --level node -- $(BIN)/pytest -q tests/cluster/node/test_pods.py
+	@$(CLUSTER) run --name check-node --level node -- $(BIN)/pytest -q $(PODS)
 	@$(BIN)/pytest -q -n 2 tests/charts  # here, too, since it needs the helm that was built
 	@echo "not run by make check-cluster: make check-images and what is marked slow (make check-slow)"
 
 check-images: images ## The images and the chart in real pods; builds the images first (minutes, once)
-	@$(CLUSTER) run --name check-images --level node -- $(BIN)/pytest -q tests/cluster/node --ignore=tests/cluster/node/test_pods.py
+	@$(CLUSTER) run --name check-images --level node -- $(BIN)/pytest -q tests/cluster/node $(addprefix --ignore=,$(PODS))
 
 check-slow: $(VENV)/.stamp model ## Kill loops and other long tests on a cluster of their own, ≤ 20 minutes
 	@$(CLUSTER) run --name check-slow -- $(BIN)/pytest -q -m slow

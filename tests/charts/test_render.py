@@ -1,7 +1,6 @@
 """What every rendering of the chart keeps to."""
 
 import base64
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from loraplane_operator import settings, uninstall
 from loraplane_operator.__main__ import parse
 from tests.charts.helm import CHART, GOLDEN, NAMESPACE, RELEASE, SETS, masked, objects, pod_templates, template
 from tests.cluster.install import manifests
+from tests.cluster.leaks import Hunt, without_secrets
 
 COMPONENT = "app.kubernetes.io/component"
 #: Not served by anybody: no probe would tell anything.
@@ -140,16 +140,11 @@ def test_a_graceful_stop_has_the_time_that_streams_have(name: str) -> None:
 
 @every_set
 def test_secrets_are_in_secret_objects_and_nowhere_else(name: str) -> None:
-    held, rest = set(), []
-    for each in objects(rendered(name)):
-        if each["kind"] != "Secret":
-            rest.append(yaml.safe_dump(each))
-            continue
-        for value in each["data"].values():
-            text = base64.b64decode(value).decode()
-            held |= {value, text, *re.findall(r"[0-9a-f]{64}", text)}
-    text = "\n".join(rest)
-    assert [value for value in held if value in text] == []
+    hunt = Hunt()
+    for each in of(name, "Secret"):
+        hunt.add_secret(each)
+    text = without_secrets(rendered(name))
+    assert hunt.finds(name, text) == []
     assert "secretKeyRef" not in text  # an environment can be read by whoever may look at the process
     assert "envFrom" not in text
 

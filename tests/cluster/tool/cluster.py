@@ -32,6 +32,7 @@ from tests.cluster.tool.leftovers import (
 )
 from tests.cluster.tool.network import Network
 from tests.cluster.tool.pki import Pki, write_kubeconfig
+from tests.cluster.tool.policies import in_force
 from tests.cluster.tool.processes import Processes, kill_all
 
 DEFAULT_NAME = "loraplane"
@@ -168,6 +169,15 @@ class Cluster:
         if done.returncode != 0:
             raise ClusterError(f"{archive.name} is no image that containerd takes:\n{done.stderr[-2000:]}")
 
+    def policies_in_force(self) -> bool:
+        """The node goes by every NetworkPolicy, pod and namespace as they are now (level "node")."""
+        with self.network.entered(), contextlib.closing(Kube(self.kubeconfig)) as kube:
+            return in_force(kube, self.state / node.POLICIES_STATUS)
+
+    def start_policies(self, *, bound: bool = False) -> None:
+        """The enforcer of NetworkPolicies, which the node starts with; one that runs already stays."""
+        self._start("policies", node.policies(self.state), bound)
+
     # -- inside
 
     def _hold(self) -> None:
@@ -206,6 +216,7 @@ class Cluster:
         node.write_configuration(self.state, self.name, self._pki)
         self._start("scheduler", node.scheduler(self._binary("kube-scheduler"), self.state), bound)
         self._start("node", node.node(self.state), bound)
+        self.start_policies(bound=bound)
         images = write_images(self.state / "images", self._binary("coredns"))
         self._until((self.state / node.CONTAINERD_SOCKET).exists, "containerd", "node")
         for archive in images:
@@ -213,6 +224,7 @@ class Cluster:
         for collection, body in dns.objects():
             self._call("POST", collection, body)
         self._until(self._has_dns, "DNS", "node", "scheduler")
+        self._until((self.state / node.POLICIES_STATUS).exists, "the enforcer of NetworkPolicies", "policies")
 
     def _has_dns(self) -> bool:
         return bool(self._call("GET", dns.DEPLOYMENT).get("status", {}).get("availableReplicas"))

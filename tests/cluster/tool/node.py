@@ -17,8 +17,10 @@ DNS_ADDRESS = "10.96.0.10"
 POD_RANGE = "10.244.0.0/24"
 PAUSE_IMAGE = "localhost/pause:1"
 CONTAINERD_SOCKET = "containerd.sock"
+POLICIES_STATUS = "policies.json"
 _CGROUPS = Path("/sys/fs/cgroup")
 _INIT = Path(__file__).with_name("node_init.py")
+_ROOT = Path(__file__).parents[3]
 
 
 def scheduler(binary: Path, state: Path) -> list[str | Path]:
@@ -33,6 +35,11 @@ def node(state: Path) -> list[str | Path]:
     # Private mounts: nothing that the node mounts is seen, or stays, outside.
     namespaces = ("--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
     return ["unshare", *namespaces, sys.executable, "-P", _INIT, state / "node.json"]
+
+
+def policies(state: Path) -> list[str | Path]:
+    python = ("env", f"PYTHONPATH={_ROOT}", sys.executable, "-P", "-m", "tests.cluster.tool.policies")
+    return [*python, kubeconfig(state, "admin"), state / POLICIES_STATUS]
 
 
 def write_configuration(state: Path, name: str, pki: Pki) -> None:
