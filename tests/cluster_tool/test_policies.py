@@ -112,9 +112,8 @@ def test_any_peer_of_a_rule_and_any_policy_of_a_pod_lets_in() -> None:
 
 
 def test_a_rule_without_peers_lets_everybody_in_on_its_ports() -> None:
-    rules = firewall(ingress(ports=[{"port": 80}]))
-    assert rules.lets(Packet(OUTSIDE, WEB, 80))
-    assert not rules.lets(Packet(OUTSIDE, WEB, 81))
+    rules = firewall(ingress(ports=[{"port": 80}, {"port": 82}]))
+    assert [rules.lets(Packet(OUTSIDE, WEB, port)) for port in (80, 81, 82)] == [True, False, True]
     assert firewall(ingress()).lets(Packet(OUTSIDE, WEB, 81, "udp"))
 
 

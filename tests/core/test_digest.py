@@ -1,5 +1,6 @@
 """Digests of artifacts and bases, against the definition spelled out with hashlib."""
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -76,12 +77,14 @@ def test_a_damaged_cache_costs_the_computation_only(cache: str, tmp_path: Path) 
 
 
 def test_an_unwritable_folder_costs_the_computation_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a read-only mount refuses: also to remove a file that is not there."""
     folder = _base(tmp_path)
 
     def refuse(*_: object, **__: object) -> int:
-        raise PermissionError
+        raise OSError(errno.EROFS, "read-only file system")
 
-    monkeypatch.setattr(Path, "write_text", refuse)
+    for name in ("write_text", "unlink"):
+        monkeypatch.setattr(Path, name, refuse)
     assert base_digest(folder) == base_digest(folder)
     assert not (folder / BASE_CACHE_FILE).exists()
 

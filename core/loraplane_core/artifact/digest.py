@@ -4,6 +4,7 @@ Both are sha256 over the lines `<hex sha256>  <file name>\\n`, sorted by name. A
 files; a base is config.json and every *.safetensors file.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -57,5 +58,6 @@ def base_digest(folder: Path) -> str:
         temporary.write_text(json.dumps({"stamp": stamp, "digest": digest}))
         temporary.replace(cache)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only mount also refuses to remove what is not there
+            temporary.unlink()
     return digest
