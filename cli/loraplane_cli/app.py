@@ -1,8 +1,11 @@
 """The command line: which command is which function."""
 
+from typing import Annotated
+
 import typer
 
 from loraplane_cli.commands import adapters, apply, get, model, tenants, top, traffic, up
+from loraplane_core.version import VERSION
 
 app = typer.Typer(
     name="loraplane",
@@ -11,6 +14,23 @@ app = typer.Typer(
     add_completion=False,
     help="Run Loraplane on one machine, and operate it here or on Kubernetes.",
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"loraplane {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Which release.")
+    ] = False,
+) -> None:
+    pass
+
+
 app.command()(up.up)
 app.command()(up.down)
 app.command()(apply.apply)

@@ -16,6 +16,7 @@ from typing import NoReturn
 from loraplane_core import wire
 from loraplane_core.errors import LoraplaneError
 from loraplane_core.identity import ReplicaId, is_name
+from loraplane_core.version import VERSION
 from loraplane_core.wire.supervisor import EngineCredentials
 from loraplane_engine.options import CoreOptions
 
@@ -90,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve one base model and many LoRA adapters over an OpenAI-compatible API.",
     )
     add = parser.add_argument
+    add("--version", action="version", version=f"%(prog)s {VERSION}")
     add("--model", required=True, metavar="DIR", help="folder of the base: config.json, *.safetensors, tokenizer")
     add("--served-name", metavar="NAME", help="the base's `model` name (default: the folder's name)")
     add("--adapter", action="append", default=[], metavar="NAME=DIR", help="standalone: serve this adapter as NAME")

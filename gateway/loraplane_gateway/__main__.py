@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from loraplane_core.version import VERSION
+
 OWNER_URL = "LORAPLANE_OWNER_URL"
 #: Registry settings that are also flags; all of them are also environment variables (settings.py).
 _FLAGS = (
@@ -22,6 +24,7 @@ _FLAGS = (
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="loraplane-gateway", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("data", help="the OpenAI port; settings from LORAPLANE_* variables")
     registry = commands.add_parser("registry", help="admin and artifact listeners, ingestion workers")
@@ -34,6 +37,9 @@ def _parser() -> argparse.ArgumentParser:
         "--create-roles", action="store_true", help="make the two service roles or renew their passwords"
     )
     migrate.add_argument("--registry-password-file", type=Path)
+    migrate.add_argument(
+        "--wait", type=float, default=0, metavar="SECONDS", help="for a database that does not answer yet; default: 0"
+    )
     migrate.add_argument("--data-password-file", type=Path)
     roles = commands.add_parser(
         "role-keys", help="derive what a data gateway may hold, and nothing more, of the master"
@@ -44,24 +50,40 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _migrate(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    import psycopg
+    from sqlalchemy.exc import OperationalError
+
+    from loraplane_core.errors import Unavailable
     from loraplane_gateway.db.migrate import migrate
     from loraplane_gateway.db.roles import create_roles
+    from loraplane_gateway.db.wait import until_it_answers
 
     owner_url = arguments.owner_url or os.environ.get(OWNER_URL)
     if arguments.owner_url_file is not None:
         owner_url = arguments.owner_url_file.read_text().strip()
     if not owner_url:
         parser.error(f"migrate needs --owner-url, --owner-url-file or ${OWNER_URL}")
-    if arguments.create_roles:
-        if arguments.registry_password_file is None or arguments.data_password_file is None:
-            parser.error("--create-roles needs --registry-password-file and --data-password-file")
-        create_roles(
-            owner_url,
-            registry_password=arguments.registry_password_file.read_text().strip(),
-            data_password=arguments.data_password_file.read_text().strip(),
-        )
-    migrate(owner_url)
+    if arguments.create_roles and (arguments.registry_password_file is None or arguments.data_password_file is None):
+        parser.error("--create-roles needs --registry-password-file and --data-password-file")
+    try:
+        until_it_answers(owner_url, arguments.wait)
+        if arguments.create_roles:
+            create_roles(
+                owner_url,
+                registry_password=arguments.registry_password_file.read_text().strip(),
+                data_password=arguments.data_password_file.read_text().strip(),
+            )
+        migrate(owner_url)
+    except ValueError as error:
+        return _refused("migrate", str(error))
+    except (Unavailable, psycopg.OperationalError, OperationalError) as error:
+        return _refused("migrate", str(getattr(error, "orig", error)), status=1)
     return 0
+
+
+def _refused(command: str, why: str, status: int = 2) -> int:
+    print(f"loraplane-gateway {command}: {why}", file=sys.stderr)  # noqa: T201
+    return status
 
 
 def _registry(arguments: argparse.Namespace) -> int:
@@ -78,7 +100,7 @@ def _registry(arguments: argparse.Namespace) -> int:
     except ValidationError as error:
         for problem in error.errors(include_input=False, include_url=False):
             name = "".join(f"LORAPLANE_{str(part).upper()}: " for part in problem["loc"])
-            print(f"loraplane-gateway registry: {name}{problem['msg']}", file=sys.stderr)  # noqa: T201
+            _refused("registry", f"{name}{problem['msg']}")
         return 2
     return run(settings)
 
@@ -89,8 +111,7 @@ def _role_keys(arguments: argparse.Namespace) -> int:
     try:
         master = read_key(arguments.master_key_file)
     except ValueError as error:
-        print(f"loraplane-gateway role-keys: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+        return _refused("role-keys", str(error))
     for role in ("data", "state"):
         file = arguments.into / f"{role}.key"
         file.touch(mode=0o600)

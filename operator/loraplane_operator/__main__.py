@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loraplane_core import credentials
+from loraplane_core.version import VERSION
 from loraplane_operator import faults, health, logs, settings
 from loraplane_operator.cluster.local import LocalCluster
 from loraplane_operator.cluster.pod_template import ALLOWANCES
@@ -24,6 +25,7 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 def parse(arguments: Sequence[str]) -> settings.Local | settings.Kubernetes:
     parser = argparse.ArgumentParser(prog="loraplane-operator", description="Reconciles pools and adapters.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
     modes = parser.add_subparsers(dest="mode", required=True)
     local = modes.add_parser("local", help="over a folder of YAML and the local supervisor")
     kubernetes = modes.add_parser("kubernetes", help="over the Kubernetes API")
@@ -45,8 +47,18 @@ def parse(arguments: Sequence[str]) -> settings.Local | settings.Kubernetes:
         dest="pool_namespaces",
         help="where pools are honoured; may be repeated; without it, in every --namespace",
     )
+    kubernetes.add_argument(
+        "--home", default="", help="the namespace it runs in: when that is deleted, it leaves no finalizer behind"
+    )
     kubernetes.add_argument("--engine-image", required=True)
     kubernetes.add_argument("--model-claim", required=True, help="claim mounted as the model root")
+    kubernetes.add_argument(
+        "--image-pull-secret",
+        action="append",
+        default=[],
+        dest="image_pull_secrets",
+        help="a Secret in the pool's namespace with which engines' images are pulled; may be repeated",
+    )
     kubernetes.add_argument(
         "--allow-pod-template",
         action="append",
@@ -61,6 +73,7 @@ def parse(arguments: Sequence[str]) -> settings.Local | settings.Kubernetes:
         values["namespaces"] = tuple(values["namespaces"])
         values["pool_namespaces"] = tuple(values["pool_namespaces"])
         values["pod_template_allowed"] = frozenset(values["pod_template_allowed"])
+        values["image_pull_secrets"] = tuple(values["image_pull_secrets"])
     try:
         return kind(**values)
     except ValueError as error:
@@ -79,13 +92,13 @@ async def run_local(options: settings.Local, master: bytes, fault: Fault) -> Non
 
 async def run_kubernetes(options: settings.Kubernetes, master: bytes, fault: Fault) -> None:
     # Imported here: a local operator needs neither.
-    from loraplane_operator import handlers
+    from loraplane_operator import handlers, uninstall
     from loraplane_operator.cluster.kube_api import KubeApi
     from loraplane_operator.cluster.kubernetes import KubernetesCluster
     from loraplane_operator.cluster.manifests import Site
 
     api = await KubeApi.connect()
-    site = Site(options.engine_image, options.model_claim, options.pod_template_allowed)
+    site = Site(options.engine_image, options.model_claim, options.pod_template_allowed, options.image_pull_secrets)
     cluster = KubernetesCluster(
         api, namespaces=options.namespaces, pool_namespaces=options.pool_namespaces or None, site=site
     )
@@ -95,6 +108,8 @@ async def run_kubernetes(options: settings.Kubernetes, master: bytes, fault: Fau
     watching.add_done_callback(reconciler.watcher_ended)  # without a watch it would be deaf
     try:
         await _until_stopped(reconciler, options)
+        if options.home:
+            await uninstall.leave(api, options.home, options.namespaces)
     finally:
         watching.remove_done_callback(reconciler.watcher_ended)
         stop.set()

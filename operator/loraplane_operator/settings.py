@@ -33,6 +33,8 @@ class Kubernetes(Common):
     model_claim: str  # the claim mounted as the model root
     pod_template_allowed: frozenset[str] = frozenset()  # what pools may set beyond the restricted rules
     pool_namespaces: tuple[str, ...] = ()  # where pools are honoured, some of `namespaces`; none named: all of them
+    image_pull_secrets: tuple[str, ...] = ()  # by name, in the namespaces of pools
+    home: str = ""  # the namespace that it runs in; "": in none
 
     def __post_init__(self) -> None:
         super().__post_init__()

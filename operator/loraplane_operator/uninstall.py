@@ -1,4 +1,5 @@
-"""What must happen before a release goes: `python -m loraplane_operator.uninstall`, the chart's pre-delete hook.
+"""What must happen before a release goes: `python -m loraplane_operator.uninstall`, the chart's pre-delete hook, and
+the last that an operator does whose own namespace is being deleted.
 
 The operator is stopped first, for it would put its finalizer back. Then engines end and finalizers come off, so
 that pools and adapters, which stay, can be deleted with nobody there to let them go. Claims that they hold are
@@ -22,12 +23,16 @@ from loraplane_operator.cluster.manifests import secret_name
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
+#: Within the pod's grace period, of which the reconciler's own end takes some.
+LEAVE_SECONDS = 10.0
 #: Taken off again at once, or by the next pass; more passes than this, and somebody else puts it there.
 _PASSES = 20
 
 
 class Api(Protocol):
     """What of the Kubernetes API is used here; KubeApi has it."""
+
+    async def get(self, path: str) -> dict[str, Any]: ...
 
     async def list_items(self, path: str, **query: str) -> tuple[list[dict[str, Any]], str]: ...
 
@@ -131,6 +136,31 @@ async def _take_off(api: Api, path: str, finalizers: Sequence[str]) -> None:
         )
     except (Conflict, NotFound):
         log.info("changed meanwhile", extra={"path": path})
+
+
+async def leave(api: Api, home: str, namespaces: Sequence[str]) -> None:
+    """What an operator does last: where its own namespace is being deleted, nobody comes after it, and finalizers
+    come off now. A namespace's pods go before its Roles do, so that this one still may. Never raises.
+    """
+    try:
+        async with asyncio.timeout(LEAVE_SECONDS):
+            if not (await api.get(f"/api/v1/namespaces/{home}"))["metadata"].get("deletionTimestamp"):
+                return
+            log.warning("its namespace is being deleted: finalizers come off", extra={"namespace": home})
+            for namespace in namespaces:
+                await _leave(api, namespace)
+    except (LoraplaneError, TimeoutError) as error:
+        told = getattr(error, "message", "past the deadline")
+        log.warning("finalizers may have stayed", extra={"namespace": home, "error": told})
+
+
+async def _leave(api: Api, namespace: str) -> None:
+    """What cannot be read holds up no other namespace."""
+    try:
+        for kind in (ADAPTER, POOL):
+            await _release(api, kind, namespace)
+    except LoraplaneError as error:
+        log.warning("finalizers may have stayed", extra={"namespace": namespace, "error": error.message})
 
 
 async def run(api: Api, options: Options) -> int:

@@ -5,10 +5,16 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from loraplane_core.identity import PoolRef
+import pytest
+
+from loraplane_core.credentials import engine_credential, role_key
+from loraplane_core.errors import InvalidParameter
+from loraplane_core.identity import PoolRef, is_name
+from loraplane_core.resources.documents import parse_document
 from loraplane_core.wire.supervisor import EngineCredentials
 from loraplane_operator.actions import WorkloadSpec
 from loraplane_operator.cluster.manifests import Site, site_revision, wished_revision, workload_manifests
+from tests.core.resource_table import adapter, pool
 
 SPEC = WorkloadSpec(
     pool=PoolRef("prod", "llama"),
@@ -104,6 +110,14 @@ def test_kubelet_waits_longer_than_the_engine_drains() -> None:
     assert pod_spec()["terminationGracePeriodSeconds"] > float(drain.partition("=")[2])
 
 
+def test_images_are_pulled_with_the_secrets_of_the_site() -> None:
+    site = Site("engine:1", "models", image_pull_secrets=("mirror", "backup"))
+    manifests = {manifest["kind"]: manifest for _, manifest in workload_manifests(SPEC, CREDENTIALS, site)}
+    found = manifests["StatefulSet"]["spec"]["template"]["spec"]["imagePullSecrets"]
+    assert found == [{"name": "mirror"}, {"name": "backup"}]
+    assert "imagePullSecrets" not in pod_spec()
+
+
 def test_pool_may_choose_image_and_resources() -> None:
     found = container(image="mine:2", resources=(("limits", "memory", "4Gi"), ("requests", "cpu", "2")))
     assert found["image"] == "mine:2"
@@ -117,6 +131,33 @@ def test_base_on_a_claim_of_its_own_is_mounted_from_there_read_only() -> None:
     (mount,) = [each for each in container(engine=engine)["volumeMounts"] if each["name"] == "models"]
     assert volume["persistentVolumeClaim"] == {"claimName": "bases", "readOnly": True}
     assert (mount["mountPath"], mount["readOnly"]) == ("/claims/bases", True)
+
+
+def test_pools_of_one_name_in_two_namespaces_share_nothing_o70() -> None:
+    """A name is one within its namespace, and no object's name is made of anything but DNS-safe ones."""
+    engine = (("model", "/models/llama-3.1-8b"), ("served-name", "meta-llama/Llama-3.1-8B.Instruct"))
+    found = []
+    for namespace in ("prod", "team-b"):
+        spec = replace(SPEC, pool=PoolRef(namespace, "llama"), engine=engine)
+        manifests = workload_manifests(spec, CREDENTIALS, Site("engine:1", "models"))
+        found.append({path for path, _ in manifests})
+        for _, manifest in manifests:
+            assert manifest["metadata"]["namespace"] == namespace
+            assert is_name(manifest["metadata"]["name"])
+    assert found[0].isdisjoint(found[1])
+    one, other = (replace(SPEC, pool=PoolRef(namespace, "llama")) for namespace in ("prod", "team-b"))
+    assert "--replica=prod/llama/$(POD_INDEX)" in container(pool=one.pool)["args"]
+    assert "--replica=team-b/llama/$(POD_INDEX)" in container(pool=other.pool)["args"]
+    key = role_key(b"m" * 32, "admin")
+    assert engine_credential(key, one.pool, 1) != engine_credential(key, other.pool, 1)
+
+
+@pytest.mark.parametrize("kind", ["BaseModelPool", "LoRAAdapter"])
+@pytest.mark.parametrize("name", ["llama-3.1", "llama_3", "Llama", "-llama", "llama."])
+def test_a_name_that_would_make_no_service_or_label_is_refused_o70(kind: str, name: str) -> None:
+    made = pool() if kind == "BaseModelPool" else adapter()
+    with pytest.raises(InvalidParameter, match="must be a DNS label"):
+        parse_document({**made, "metadata": {**made["metadata"], "name": name}}, where="object")
 
 
 def test_pods_of_another_site_or_release_are_of_another_revision() -> None:

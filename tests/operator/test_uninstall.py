@@ -11,7 +11,7 @@ from loraplane_core.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from loraplane_core.labels import FINALIZER
 from loraplane_operator import uninstall
 from loraplane_operator.cluster.kinds import ADAPTER, POOL, STATEFUL_SET
-from loraplane_operator.uninstall import Options, parse, run
+from loraplane_operator.uninstall import Options, leave, parse, run
 
 OPTIONS = Options(("ns", "team"), ("ns",), "ns/lp-operator", "component=operator", 5.0)
 DEPLOYMENT = "/apis/apps/v1/namespaces/ns/deployments/lp-operator"
@@ -51,6 +51,12 @@ class FakeApi:
             self.operator_polls -= 1
             return [{}] * (self.operator_polls > 0), ""
         return [copy.deepcopy(raw) for key, raw in self.objects.items() if key.rpartition("/")[0] == path], ""
+
+    async def get(self, path: str) -> dict[str, Any]:
+        self._call(f"GET {path}")
+        if path not in self.objects:
+            raise NotFound(path)
+        return copy.deepcopy(self.objects[path])
 
     async def merge(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         self._call(f"PATCH {path}")
@@ -167,6 +173,41 @@ async def test_what_is_refused_for_good_is_not_tried_again(api: FakeApi) -> None
     api.before = broken
     assert await run(api, OPTIONS) == 1
     assert len(api.calls) == 1
+
+
+# -- an operator that stops
+
+HOME = "/api/v1/namespaces/home"
+DELETED = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+
+
+async def test_an_operator_whose_namespace_is_deleted_leaves_no_finalizer(api: FakeApi) -> None:
+    adapter, pool, elsewhere = ADAPTER.path("home", "a"), POOL.path("home", "smol"), ADAPTER.path("team", "b")
+    for path in (adapter, pool, elsewhere):
+        api.put(path, [FINALIZER, OTHERS])
+    api.objects[HOME] = {"metadata": DELETED}
+
+    def gone(call: str) -> None:
+        if "/namespaces/gone/" in call:
+            raise Forbidden("its Role is gone")
+
+    api.before = gone
+    await leave(api, "home", ("gone", "home", "team"))
+    assert [api.finalizers(path) for path in (adapter, pool, elsewhere)] == [[OTHERS]] * 3
+
+
+async def test_an_operator_that_is_only_replaced_takes_nothing_off(api: FakeApi) -> None:
+    adapter = ADAPTER.path("home", "a")
+    api.put(adapter, [FINALIZER])
+    api.objects[HOME] = {"metadata": {}}
+    await leave(api, "home", ("home",))
+    assert api.finalizers(adapter) == [FINALIZER]
+    assert api.calls == [f"GET {HOME}"]
+
+
+async def test_one_that_may_not_ask_stops_as_before(api: FakeApi) -> None:
+    await leave(api, "home", ("home",))
+    assert api.calls == [f"GET {HOME}"]
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,7 +135,7 @@ class Inference:
         target = outcome.target
         adapter = target.adapter.name if target.adapter is not None else target.base_model
         first = outcome.first_byte - outcome.started if outcome.first_byte is not None else None
-        self._metrics.served(target.tenant, adapter, outcome.status, first)
+        self._metrics.served(target.tenant, adapter, outcome.status, first, outcome.residency)
         if outcome.status == 200:
             self._demand.served(time.monotonic() - outcome.started)
         if outcome.first_byte is None:

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 TOP = 200
 IDLE_SECONDS = 600.0
 OTHER = ("other", "other")
+RESIDENCIES = ("hit", "cold")
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -48,6 +49,12 @@ class Metrics:
             registry=self.registry,
             buckets=_SECONDS,
         )
+        self._answers = Counter(
+            "loraplane_gateway_answers",
+            "Answers by where the engine found the adapter: hit, or cold",
+            (*labels, "residency"),
+            registry=self.registry,
+        )
         self._tokens = Counter("loraplane_gateway_tokens", "Tokens settled", (*labels, "kind"), registry=self.registry)
         self.refused = Counter(
             "loraplane_gateway_refused", "Requests refused before routing", ("code",), registry=self.registry
@@ -68,12 +75,14 @@ class Metrics:
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         Gauge(f"loraplane_gateway_{name}", text, registry=self.registry).set_function(read)
 
-    def served(self, tenant: str, adapter: str, status: int, first_byte: float | None) -> None:
+    def served(self, tenant: str, adapter: str, status: int, first_byte: float | None, residency: str = "") -> None:
         pair = self._labels.of(tenant, adapter)
         self._seen_status.setdefault(pair, set()).add(str(status))
         self._requests.labels(*pair, str(status)).inc()
         if first_byte is not None:
             self._first_byte.labels(*pair).observe(first_byte)
+            if residency in RESIDENCIES:
+                self._answers.labels(*pair, residency).inc()
 
     def settled(self, tenant: str, adapter: str, prompt: int, completion: int) -> None:
         pair = self._labels.of(tenant, adapter)
@@ -84,5 +93,7 @@ class Metrics:
         for status in self._seen_status.pop(pair, ()):
             self._requests.remove(*pair, status)
         self._first_byte.remove(*pair)
+        for residency in RESIDENCIES:
+            self._answers.remove(*pair, residency)
         for kind in ("prompt", "completion"):
             self._tokens.remove(*pair, kind)

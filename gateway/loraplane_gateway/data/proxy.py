@@ -14,6 +14,7 @@ from functools import partial
 import httpx
 import msgspec
 
+from loraplane_core import headers as names
 from loraplane_core.errors import (
     ArtifactUnavailable,
     DeadlineExceeded,
@@ -46,6 +47,7 @@ class Outcome:
     status: int = 0
     dispatched: bool = False
     first_byte: float | None = None
+    residency: str = ""  # as the engine that answers says
     usage: sse.Usage | None = None
     events: int = 0
 
@@ -158,6 +160,7 @@ class Proxy:
         async with self._engines.answer(call, outcome.target, lease) as answer:
             if answer.status_code != 200:
                 raise await self._refusal(answer)
+            outcome.residency = answer.headers.get(names.RESIDENCY, "")
             if answer.headers.get("content-type", "").startswith(EVENT_STREAM):
                 await self._relay_stream(answer, call, outcome, responder, lease)
             else:

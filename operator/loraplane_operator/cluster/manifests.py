@@ -36,6 +36,7 @@ class Site:
     engine_image: str
     model_claim: str
     pod_template_allowed: frozenset[str] = frozenset()  # of pod_template.ALLOWANCES
+    image_pull_secrets: tuple[str, ...] = ()  # by name; each is in every namespace with pools
 
 
 def workload_manifests(
@@ -153,7 +154,9 @@ def _template(spec: WorkloadSpec, site: Site, revision: str) -> dict[str, Any]:
 
 def _pod(spec: WorkloadSpec, site: Site) -> dict[str, Any]:
     models = {"claimName": _claim(spec) or site.model_claim, "readOnly": True}
+    pulling = {"imagePullSecrets": [{"name": name} for name in site.image_pull_secrets]}
     return {
+        **(pulling if site.image_pull_secrets else {}),
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": DRAIN_SECONDS + 10,
         "securityContext": {"runAsNonRoot": True, "fsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"}},

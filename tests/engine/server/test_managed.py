@@ -28,6 +28,43 @@ async def test_the_data_port_wants_its_own_credential(pool_engine: World, token:
     assert (await pool_engine.data.get("/v1/models", headers=headers)).status_code == 401
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/models", "/v1/models/x", "/v2/embed", "/tokenize", "/pooling", "/metrics", "/"]
+)
+async def test_no_path_of_the_data_port_is_open_g7(pool_engine: World, path: str) -> None:
+    """Not even whether there is such a path is told to whoever shows no credential."""
+    for method in ("GET", "POST"):
+        assert code(await pool_engine.data.request(method, path, json={})) == (401, "invalid_api_key")
+    if not path.startswith("/v1/"):
+        assert (await pool_engine.data.get(path, headers=pool_engine.headers())).status_code == 404
+
+
+LOADING = ("/v1/load_lora_adapter", "/load_lora_adapter", "/load_lora_adapter_from_tensors", "/adapters/acme/pirate/1")
+
+
+async def test_adapters_are_loaded_on_the_admin_port_alone_and_with_its_credential_g8(pool_engine: World) -> None:
+    body = put_body("0" * 64)
+    for path in LOADING:
+        for method in ("PUT", "POST"):
+            answer = await pool_engine.data.request(method, path, json=body, headers=pool_engine.headers())
+            assert answer.status_code == 404, (method, path)
+    for token, expected in (
+        ("data-2", (401, "invalid_api_key")),
+        ("state-2", (403, "forbidden")),
+        ("nothing", (401, "invalid_api_key")),
+    ):
+        headers = {"authorization": f"Bearer {token}"}
+        for method, path in (
+            ("PUT", "/adapters/acme/pirate/1"),
+            ("DELETE", "/adapters/acme/pirate/1"),
+            ("POST", "/adapters/acme/pirate/1/pin"),
+        ):
+            assert code(await pool_engine.admin.request(method, path, json=body, headers=headers)) == expected
+    for path in LOADING[:3]:
+        assert (await pool_engine.admin.post(path, json=body)).status_code == 404
+    assert pool_engine.core.of(m.LoadAdapter) == []
+
+
 async def test_the_previous_epoch_is_still_accepted(pool_engine: World) -> None:
     headers = pool_engine.headers() | {"authorization": "Bearer data-1"}
     response = await pool_engine.data.post("/v1/completions", json={"model": "x", "prompt": "x"}, headers=headers)

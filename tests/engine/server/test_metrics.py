@@ -6,7 +6,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loraplane_engine.messages import StepStats
 from loraplane_engine.server.metrics import TOP_ADAPTERS, Metrics
+from tests.engine.server.artifacts import Source
 from tests.engine.server.fake_core import stats
+from tests.engine.server.managed import Known, ask
 from tests.engine.server.world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -39,6 +41,25 @@ async def test_the_metrics_port_needs_no_credential_and_counts_outcomes(engine: 
     assert found["kv_tokens", ()] == 4096
     assert found["core_info", (("layout", "v1/float32/65536"), ("lora_form", "torch"), ("threads", "1"))] == 1
     assert (await engine.metrics.get("/v1/models")).status_code == 404
+
+
+async def test_a_cold_request_and_a_hit_are_told_apart_in_headers_and_metrics_o38(
+    pool: World, source: Source, known: Known
+) -> None:
+    async def counted() -> dict[str, float]:
+        found = samples((await pool.metrics.get("/metrics")).text)
+        first = {
+            at: found.get(("time_to_first_token_seconds_count", (("residency", at),)), 0.0) for at in ("cold", "hit")
+        }
+        loads = sum(value for (name, _), value in found.items() if name == "adapter_load_seconds_count")
+        return {**first, "loads": loads}
+
+    before = await counted()
+    answers = [await ask(pool, known) for _ in range(3)]
+    assert [answer.headers["x-loraplane-residency"] for answer in answers] == ["cold", "hit", "hit"]
+    assert len({answer.headers["x-loraplane-boot"] for answer in answers}) == 1
+    after = await counted()
+    assert {name: after[name] - before[name] for name in after} == {"cold": 1, "hit": 2, "loads": 1}
 
 
 async def test_what_adapters_cost_is_told() -> None:

@@ -255,3 +255,32 @@ async def test_big_numbers_and_unicode_survive_the_rewriting_of_a_stream_request
             sent = dict(engine.requests[0].body)
             del sent["stream_options"]
             assert sent == json.loads(raw)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_says_hit_or_cold_to_its_client_and_to_the_metrics_o38(
+    world: World, place: Place, stream: bool
+) -> None:
+    """Which weights answered, where, and what it cost to have them there: no peer tells that per request."""
+    engine = place.engine()
+
+    def counted(gw: Gateway, residency: str) -> float:
+        labels = {"tenant": "acme", "adapter": "pirate", "residency": residency}
+        return gw.app.metrics.registry.get_sample_value("loraplane_gateway_answers_total", labels) or 0.0
+
+    async with engines(engine):
+        engine.publish(place.endpoints)
+        async with gateway(place.settings(world.url), replicas=1) as gw:
+            for residency in ("cold", "hit"):
+                answer = await gw.ask(world.keys.acme, "pirate", stream=stream)
+                assert answer.status_code == 200
+                assert answer.headers["x-loraplane-residency"] == residency
+                assert answer.headers["x-loraplane-adapter-id"] == f"acme/pirate@1#{digest_of('pirate')[:12]}"
+                assert (answer.headers["x-loraplane-replica"], answer.headers["x-loraplane-boot"]) == (
+                    "models/one/0",
+                    "boot-1",
+                )
+                assert answer.headers["x-loraplane-queue-ms"].isdecimal()
+                await gw.until_idle()
+                assert counted(gw, residency) == 1
+                engine.set_residency("acme/pirate@1", digest_of("pirate"), "device")

@@ -254,6 +254,33 @@ async def test_unknown_routes_and_methods_are_json(world: World, place: Place) -
             assert answer.status_code == status, (method, path)
 
 
+#: Of other engines' APIs: what embeds, scores, tokenises, loads adapters or weights, profiles, and tells of the inside.
+FOREIGN = (
+    *("/v2/embed", "/v1/embeddings", "/pooling", "/score", "/v1/score", "/rerank", "/classify", "/v1/responses"),
+    *("/tokenize", "/detokenize", "/generate", "/invocations", "/get_model_info", "/server_info", "/metrics", "/state"),
+    *("/v1/load_lora_adapter", "/load_lora_adapter", "/load_lora_adapter_from_tensors", "/v1/unload_lora_adapter"),
+    *("/adapters", "/adapters/acme/pirate/1", "/model", "/start_profile", "/sleep", "/collective_rpc", "/docs"),
+    *("/v1//completions", "/v1/completions/../../adapters", "/v1/completions%2f..%2f..%2fadapters"),
+)
+
+
+async def test_only_the_listed_paths_reach_an_engine_g7(world: World, place: Place) -> None:
+    engine = place.engine()
+    async with engines(engine):
+        engine.publish(place.endpoints)
+        async with gateway(place.settings(world.url), replicas=1) as gw:
+            headers = {"authorization": f"Bearer {world.keys.acme}"}
+            body = {"model": "pirate", "prompt": "hello"}
+            for path in FOREIGN:
+                for method in ("POST", "GET"):
+                    answer = await gw.client.request(method, path, json=body, headers=headers)
+                    assert answer.status_code == 404, (method, path)
+            assert engine.requests == []
+            for path in PATHS:
+                assert (await gw.ask(world.keys.acme, "pirate", path=path)).status_code == 200
+            assert [each.path for each in engine.requests] == list(PATHS)
+
+
 async def test_a_full_gateway_is_429(world: World, place: Place) -> None:
     engine = place.engine()
     engine.default.hold = "headers"
