@@ -19,6 +19,8 @@ from tests.cluster.leaks import Hunt, without_secrets
 COMPONENT = "app.kubernetes.io/component"
 #: Not served by anybody: no probe would tell anything.
 SHORT_LIVED = ("uninstall", "test", "loader")
+#: The sets that honour objects outside of the release's namespace.
+REACHING_OUT = ("namespaces",)
 _RENDERED: dict[str, str] = {}
 
 
@@ -289,11 +291,11 @@ def test_claims_that_pods_use_are_made_or_named_by_the_values(name: str) -> None
 
 
 @every_set
-def test_rights_are_of_namespaces_only_and_of_the_shipped_rules(name: str) -> None:
-    rendered_objects = objects(rendered(name))
-    assert not {each["kind"] for each in rendered_objects} & {"ClusterRole", "ClusterRoleBinding"}
+def test_rights_are_of_the_shipped_rules_and_cluster_wide_only_where_the_release_reaches_out(name: str) -> None:
+    cluster_wide = [each for each in objects(rendered(name)) if each["kind"].startswith("ClusterRole")]
+    assert bool(cluster_wide) is (name in REACHING_OUT)
     files = {
-        "operator": ("operator-rules", "operator-tenant-rules"),
+        "operator": ("operator-rules", "operator-tenant-rules", "operator-home-rules"),
         "gateway": ("gateway-rules",),
     }
     for role in of(name, "Role"):
@@ -302,8 +304,10 @@ def test_rights_are_of_namespaces_only_and_of_the_shipped_rules(name: str) -> No
         if component in files:
             shipped = [yaml.safe_load((CHART / "files" / f"{file}.yaml").read_text()) for file in files[component]]
             assert role["rules"] in shipped
+    for each in of(name, "ClusterRole"):
+        assert each["rules"] == yaml.safe_load((CHART / "files" / "operator-cluster-rules.yaml").read_text())
     accounts = {each["metadata"]["name"] for each in of(name, "ServiceAccount")}
-    for binding in of(name, "RoleBinding"):
+    for binding in (*of(name, "RoleBinding"), *of(name, "ClusterRoleBinding")):
         for subject in binding["subjects"]:
             assert subject["namespace"] == NAMESPACE
             assert subject["name"] in accounts or subject["name"].startswith("existing-")
@@ -345,6 +349,7 @@ def test_images_by_registry_tag_and_digest() -> None:
         "registry.example:5000/mirror/loraplane/valkey:1.2.3",
     }
     assert "--engine-image=other.example/team/engine:gpu" in pod("placed", "operator")["spec"]["containers"][0]["args"]
+    assert "--image-pull-secret=mirror" in pod("placed", "operator")["spec"]["containers"][0]["args"]
     for each in pod_templates(objects(rendered("placed"))).values():
         assert each["spec"]["imagePullSecrets"] == [{"name": "mirror"}]
         assert each["spec"]["priorityClassName"] == "system-cluster-critical"
@@ -367,7 +372,7 @@ def test_data_gateways_are_spread_over_nodes_and_zones() -> None:
         assert each["labelSelector"]["matchLabels"].items() <= pod("defaults", "gateway")["metadata"]["labels"].items()
 
 
-def test_engines_are_asked_by_gateways_and_operator_and_ask_for_artifacts_and_names_alone() -> None:
+def test_engines_are_asked_by_gateways_and_operator_and_ask_for_artifacts_and_names_alone_g7() -> None:
     policies = of("namespaces", "NetworkPolicy", "engine")
     assert {each["metadata"]["namespace"] for each in policies} == {"lp-chart-gpu", "lp-chart-cpu"}
     for each in policies:

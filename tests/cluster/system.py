@@ -61,12 +61,13 @@ class System:
         self.image = image
         self.kube = Kube(cluster.kubeconfig)
         self.namespace = f"lp-{secrets.token_hex(3)}"
+        self.account = SERVICE_ACCOUNT  # that operators are started under
         self.models = folder / "models"
         self.state = folder / "kubelet"
         self.kubelet = Process("kubelet", folder)
         self._operators: dict[str, Process] = {}
         self._health = free_port()
-        self._kubeconfig: Path | None = None  # of the operator's account
+        self._kubeconfigs: dict[str, Path] = {}  # by account
 
     # -- life
 
@@ -128,9 +129,9 @@ class System:
 
     def _account(self) -> Path:
         """Made once, so that an operator can be started while the API server is away."""
-        if self._kubeconfig is None:
-            self._kubeconfig = self.cluster.service_account_kubeconfig(self.namespace, SERVICE_ACCOUNT)
-        return self._kubeconfig
+        if self.account not in self._kubeconfigs:
+            self._kubeconfigs[self.account] = self.cluster.service_account_kubeconfig(self.namespace, self.account)
+        return self._kubeconfigs[self.account]
 
     def operator(self, name: str = "operator") -> Process:
         return self._operators[name]

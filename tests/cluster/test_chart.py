@@ -30,7 +30,7 @@ NAMESPACES = (NAMESPACE, "lp-chart-gpu", "lp-chart-cpu", "lp-chart-acme", "lp-ch
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 HOME = "lp-chart-release"  # of what is really installed
 OTHERS = "example.com/audit"
-_DRY = "?dryRun=All&fieldValidation=Strict&fieldManager=tests&force=true"
+DRY = "?dryRun=All&fieldValidation=Strict&fieldManager=tests&force=true"
 _PLURALS = {"NetworkPolicy": "networkpolicies"}
 
 
@@ -58,6 +58,8 @@ _V1_NAMESPACE = {"apiVersion": "v1", "kind": "Namespace"}
 def path_of(raw: dict[str, Any]) -> str:
     root = "/api/v1" if raw["apiVersion"] == "v1" else f"/apis/{raw['apiVersion']}"
     plural = _PLURALS.get(raw["kind"], f"{raw['kind'].lower()}s")
+    if raw["kind"].startswith("Cluster"):
+        return f"{root}/{plural}/{raw['metadata']['name']}"
     return f"{root}/namespaces/{raw['metadata'].get('namespace', NAMESPACE)}/{plural}/{raw['metadata']['name']}"
 
 
@@ -69,7 +71,7 @@ def test_every_object_of_a_rendering_is_taken_by_the_api_server(kube: Kube, name
     refused = {}
     for raw in objects(template(SETS[name])):
         try:
-            kube.call("PATCH", path_of(raw) + _DRY, raw, kind="application/apply-patch+yaml")
+            kube.call("PATCH", path_of(raw) + DRY, raw, kind="application/apply-patch+yaml")
         except Refused as error:
             if "error looking up service account" not in str(error):  # of a pod: the account was not really made
                 refused[f"{raw['kind']}/{raw['metadata']['name']}"] = str(error)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from loraplane_core.errors import Unavailable
+from loraplane_core.errors import Forbidden, Unavailable
 from loraplane_operator import execute
 from loraplane_operator.backoff import Backoff
 from loraplane_operator.cluster import kubernetes
@@ -20,6 +20,7 @@ from loraplane_operator.cluster.supervisor import SupervisorClient
 from loraplane_operator.engines import client
 from loraplane_operator.registry.client import RegistryClient
 from tests.operator.system import System, adapter_manifest, pool_manifest, running, until
+from tests.operator.test_kubernetes import manifest
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +126,58 @@ async def test_api_server_returns_once(monkeypatch: pytest.MonkeyPatch, away: in
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+class Partly:
+    """An API server that refuses whatever lies in `refused`."""
+
+    def __init__(self, *refused: str) -> None:
+        self.refused = set(refused)
+
+    async def list_items(self, path: str, **query: str) -> tuple[list[dict[str, Any]], str]:
+        if any(f"/namespaces/{namespace}/" in path for namespace in self.refused):
+            raise Forbidden("forbidden")
+        return [], "1"
+
+
+async def seen(cluster: KubernetesCluster) -> frozenset[str] | None:
+    observation = await cluster.observe()
+    return None if observation is None else observation.namespaces
+
+
+async def test_a_namespace_that_is_gone_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Role went with it. What nobody can read there is no orphan: it is not observed."""
+    monkeypatch.setattr(kubernetes, "REFUSED_SECONDS", 0.2)
+    api = Partly("gone")
+    cluster = KubernetesCluster(cast(KubeApi, api), namespaces=["gone", "stays"], site=Site("engine:1", "models"))
+    with pytest.raises(Forbidden):
+        await cluster.relist()
+    assert await seen(cluster) is None, "an API server that has just started refuses what it grants a moment later"
+    await asyncio.sleep(0.2)
+    await cluster.relist()
+    assert await seen(cluster) == frozenset({"stays"})
+    api.refused.clear()
+    await cluster.relist()
+    assert await seen(cluster) == frozenset({"gone", "stays"})
+
+
+async def test_what_was_seen_of_a_namespace_outlives_the_right_to_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Partly()
+    cluster = KubernetesCluster(cast(KubeApi, api), namespaces=["going", "stays"], site=Site("engine:1", "models"))
+    await cluster.relist()
+    raw = manifest(adapter_manifest(), "u-pirate")
+    raw["metadata"]["namespace"] = "going"
+    cluster.seen("LoRAAdapter", raw, deleted=False)
+    api.refused.add("going")
+    await cluster.relist()
+    observation = await cluster.observe()
+    assert observation is not None
+    assert (len(observation.adapters), observation.namespaces) == (1, frozenset({"stays"}))
+
+
+async def test_a_cluster_that_refuses_everything_is_not_read() -> None:
+    api = Partly("a", "b")
+    cluster = KubernetesCluster(cast(KubeApi, api), namespaces=["a", "b"], site=Site("engine:1", "models"))
+    with pytest.raises(Forbidden):
+        await cluster.relist()
+    assert await seen(cluster) is None

@@ -31,10 +31,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end }}
 
-{{/* (root, component, name, namespace?, annotations?, labels?) -> an object's metadata. */}}
+{{/* (root, component, name, namespace?, clusterWide?, annotations?, labels?) -> an object's metadata. */}}
 {{- define "loraplane.metadata" -}}
 name: {{ .name }}
+{{- if not .clusterWide }}
 namespace: {{ .namespace | default .root.Release.Namespace }}
+{{- end }}
 labels:
   {{- include "loraplane.labels" . | nindent 2 }}
 {{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
@@ -57,6 +59,12 @@ annotations:
 {{- end }}
 {{- end }}
 {{- toJson $found }}
+{{- end }}
+
+{{/* Not empty when objects are honoured outside of the release's namespace. */}}
+{{- define "loraplane.reachesOut" -}}
+{{- $found := concat (include "loraplane.poolNamespaces" . | fromJsonArray) (include "loraplane.tenantNamespaces" . | fromJsonArray) }}
+{{- without $found .Release.Namespace | join " " }}
 {{- end }}
 
 {{/* --namespace and --pool-namespace, as the operator and the hook take them. */}}

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from loraplane_core.errors import Conflict, InvalidParameter, LoraplaneError, NotFound, Unavailable
+from loraplane_core.errors import Conflict, Forbidden, InvalidParameter, LoraplaneError, NotFound, Unavailable
 from loraplane_core.identity import PoolRef, ReplicaId
 from loraplane_core.labels import ADAPTER_KIND, API_VERSION, FINALIZER, POOL_KIND
 from loraplane_core.resources import uris
@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 RELIST_SECONDS = 60.0
 #: The manifests that are not watched (Service, Secret, budget) are applied again this often.
 REAPPLY_SECONDS = 300.0
+#: One that starts is refused what it may by an API server that has just started. Whoever is refused for longer has
+#: lost a namespace, to its deletion for example, which must not hold up the others.
+REFUSED_SECONDS = 10.0
 #: Doubts come in bursts, one per object of a list.
 _GATHER_SECONDS = 0.5
 _RETRY_LIST = Backoff(first=0.25, cap=2.0)
@@ -74,6 +77,7 @@ class KubernetesCluster:
         self._applying: defaultdict[PoolRef, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._doubt = asyncio.Event()
         self._complete = False
+        self._refused: dict[str, float] = {}  # namespaces that may not be read, since when
         self._wake: Callable[[], None] = lambda: None
         self._returned: Callable[[], None] = lambda: None
 
@@ -104,15 +108,35 @@ class KubernetesCluster:
             await asyncio.sleep(_GATHER_SECONDS)
 
     async def relist(self) -> None:
-        changed = not self._complete
+        """What was seen of a namespace stays when it may not be read any more. Raises Forbidden when none may."""
+        changed, refused = not self._complete, dict[str, Forbidden]()
         for kind in KINDS.values():
+            query = {"labelSelector": kind.selector} if kind.selector else {}
             for namespace in self._namespaces:
-                query = {"labelSelector": kind.selector} if kind.selector else {}
-                items, version = await self._api.list_items(kind.path(namespace), **query)
+                if namespace in refused:
+                    continue
+                try:
+                    items, version = await self._api.list_items(kind.path(namespace), **query)
+                except Forbidden as error:
+                    refused[namespace] = error
+                    continue
                 changed |= self._cache.replace(kind.name, namespace, items, version)
+        changed |= self._refuse(refused)
         self._complete = True
         if changed:
             self._wake()
+
+    def _refuse(self, refused: Mapping[str, Forbidden]) -> bool:
+        """Whether there is news of what may be read."""
+        before, now = self._refused, time.monotonic()
+        self._refused = {namespace: before.get(namespace, now) for namespace in refused}
+        for namespace, error in refused.items():
+            waiting = not self._complete and now - self._refused[namespace] < REFUSED_SECONDS
+            if waiting or len(refused) == len(self._namespaces):
+                raise error
+            if namespace not in before:
+                log.warning("a namespace may not be read", extra={"namespace": namespace, "error": error.message})
+        return self._refused.keys() != before.keys()
 
     def seen(self, kind: str, raw: Mapping[str, Any], deleted: bool, listed: bool = False) -> None:
         """One watch event, as kopf delivers it. `listed`: it began anew with a list, which tells no deletions."""
@@ -135,7 +159,8 @@ class KubernetesCluster:
             bases={ref: locate_base(pool) for ref, pool in pools.items()},
             workloads=pods.workloads(self._cache.views(STATEFUL_SET.name), self._cache.views(POD.name)),
             unreadable=self._cache.unreadable(POOL.name, ADAPTER.name),
-            namespaces=frozenset(self._namespaces),
+            # What nobody can read is no orphan.
+            namespaces=frozenset(self._namespaces) - self._refused.keys(),
             pool_namespaces=self._pool_namespaces,
         )
 
