@@ -81,7 +81,9 @@ check-cluster: $(VENV)/.stamp model ## Tests on a real control plane and with re
 	@echo "not run by make check-cluster: make check-images and what is marked slow (make check-slow)"
 
 check-images: images ## The images and the chart in real pods; builds the images first (minutes, once)
-	@$(CLUSTER) run --name check-images --level node -- $(BIN)/pytest -q tests/cluster/node $(addprefix --ignore=,$(PODS))
+	@$(CLUSTER) run --name check-images --level node -- $(BIN)/pytest -q tests/cluster/node \
+		$(addprefix --ignore=,$(PODS) tests/cluster/node/test_docs.py)
+	@$(CLUSTER) run --name check-docs --level node -- $(BIN)/pytest -q tests/cluster/node/test_docs.py  # it ends with the CRDs
 
 check-slow: $(VENV)/.stamp model ## Kill loops and other long tests on a cluster of their own, ≤ 20 minutes
 	@$(CLUSTER) run --name check-slow -- $(BIN)/pytest -q -m slow
