@@ -133,8 +133,8 @@ def test_only_who_asks_the_api_server_gets_a_token(name: str) -> None:
 def test_a_graceful_stop_has_the_time_that_streams_have(name: str) -> None:
     made = pod(name, "gateway")
     drain = int(environment(made)["LORAPLANE_DRAIN_TIMEOUT"])
-    pre_stop = made["spec"]["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert made["spec"]["terminationGracePeriodSeconds"] >= drain + pre_stop + 10
+    linger = int(environment(made)["LORAPLANE_LINGER"])
+    assert made["spec"]["terminationGracePeriodSeconds"] >= drain + linger + 10
 
 
 # -- secrets

@@ -62,18 +62,21 @@ class App:
         authenticator: Authenticator,
         registry: Registry,
         in_flight: InFlight,
+        *,
+        fleet: Fleet,
         metrics: Metrics,
     ) -> None:
         self._inference = inference
         self._authenticator = authenticator
         self._registry = registry
         self._in_flight = in_flight
+        self._fleet = fleet
         self.metrics = metrics
         self.draining = False
 
     @property
     def is_ready(self) -> bool:
-        return self._registry.is_loaded and not self.draining
+        return self._registry.is_loaded and self._fleet.is_known and not self.draining
 
     @property
     def snapshot(self) -> Snapshot:
@@ -86,7 +89,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"this application does not speak {scope['type']}")
-        responder = Responder(send, request_id(scope))
+        responder = Responder(send, request_id(scope), lambda: self.draining)
         try:
             await self._route(scope, receive, responder)
         except ClientGone:
@@ -125,6 +128,8 @@ class App:
             raise Unavailable("shutting down")
         if ready:
             self._registry.current()
+        if ready and not self._fleet.is_known:
+            raise Unavailable("where engines are is not known yet")
         await responder.json(200, {"status": "ok"})
 
     async def _fail(self, error: Exception, responder: Responder) -> None:
@@ -192,7 +197,7 @@ async def running(settings: DataSettings) -> AsyncIterator[App]:
             metrics=metrics,
         )
         await stack.enter_async_context(_kept(jobs))  # last in, first out: no job outlives what it uses
-        yield App(inference, authenticator, registry, in_flight, metrics)
+        yield App(inference, authenticator, registry, in_flight, fleet=fleet, metrics=metrics)
 
 
 def _shared(

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -108,16 +108,20 @@ ENDS_CONNECTION = (BadFraming, BodyTooLarge, BodyLate)
 class Responder:
     """Sends the one response of a request, and knows how far it is."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, ends_connection: Callable[[], bool] = lambda: False) -> None:
+        """`ends_connection` is asked when the response begins: whether the client shall send no more on this one."""
         self._send = send
+        self._ends_connection = ends_connection
         self.request_id = request_id
         self.status = 0  # 0 = nothing sent yet
         self.finished = False
 
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.status = status
-        own = (names.REQUEST_ID.encode(), self.request_id.encode())
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, own]})
+        own = [(names.REQUEST_ID.encode(), self.request_id.encode())]
+        if self._ends_connection():
+            own.append((b"connection", b"close"))
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *own]})
 
     async def body(self, chunk: bytes, *, more: bool) -> None:
         self.finished = not more

@@ -65,7 +65,7 @@ async def serve(settings: DataSettings) -> None:
             server = make_server(app, settings)
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, _stop, server, app)
+                loop.add_signal_handler(number, _stop, server, app, settings.linger)
             if settings.ports_file is not None:
                 write_ports(settings.ports_file, ports)
             log.info("listening on %s, ports %s", settings.host, ports)
@@ -90,8 +90,21 @@ def make_server(app: App, settings: DataSettings) -> Server:
     return Server(config)
 
 
-def _stop(server: Server, app: App) -> None:
+def _stop(server: Server, app: App, linger: float) -> None:
+    """A second signal is not waited for.
+
+    Clients keep connections, and a server that closes one cannot know that a request is on its way on it. So they
+    are told first, with their next answer; what is closed in the end has been idle for `linger`.
+    """
+    seconds = 0.0 if app.draining else linger
     app.draining = True
+    if seconds:
+        asyncio.get_running_loop().call_later(seconds, _end, server)
+    else:
+        _end(server)
+
+
+def _end(server: Server) -> None:
     server.should_exit = True
 
 

@@ -44,6 +44,9 @@ class DataSettings(BaseSettings):
     key_ttl: Annotated[float, Field(gt=0, le=30)] = Field(20, description="a key is looked up again after this")
     snapshot_limit: Seconds = Field(900, description="how long the last good registry snapshot serves without Postgres")
     drain_timeout: Seconds = Field(20, description="for running requests at shutdown")
+    linger: Annotated[float, Field(ge=0, le=600)] = Field(
+        0, description="after SIGTERM new requests are taken for so long; each answer then ends its connection"
+    )
 
     @field_validator("database_url", "redis_url", "key_pepper_file", "data_key_file", "state_key_file", "endpoints_dir")
     @classmethod

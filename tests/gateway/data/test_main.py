@@ -1,5 +1,6 @@
 """The process: settings, ports file, signals, metrics listener."""
 
+import asyncio
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ import pytest
 from pydantic import ValidationError
 
 from loraplane_core.process import die_with_parent
+from loraplane_gateway.data.app import running
+from loraplane_gateway.data.routing.endpoints import EndpointFolder
 from loraplane_gateway.data.settings import DataSettings
 from tests.gateway.data.harness import Place, World
 
@@ -120,3 +123,55 @@ def test_a_missing_setting_ends_the_process_with_status_2_and_its_name(place: Pl
         _, errors = process.communicate(timeout=30)
         assert process.returncode == 2
         assert b"data_key_file" in errors and b"Traceback" not in errors
+
+
+async def test_it_is_not_ready_before_it_knows_where_engines_are(
+    place: Place, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a new gateway would answer 503 to its first requests."""
+    told, watch = asyncio.Event(), EndpointFolder.watch
+
+    async def late(self: EndpointFolder) -> None:
+        await told.wait()
+        await watch(self)
+
+    monkeypatch.setattr(EndpointFolder, "watch", late)
+    async with (
+        running(place.settings(world.url)) as app,
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client,
+    ):
+
+        async def answers(status: int, text: str) -> None:
+            async with asyncio.timeout(10):
+                while True:
+                    answer = await client.get("/health/ready")
+                    if answer.status_code == status and text in answer.text:
+                        return
+                    await asyncio.sleep(0.02)
+
+        await answers(503, "where engines are")
+        told.set()
+        await answers(200, "ok")
+
+
+def test_told_to_stop_it_takes_requests_for_a_while_and_each_answer_ends_its_connection(
+    place: Place, world: World
+) -> None:
+    """Or a client would meet the close of a connection that it keeps with its next request."""
+    with _process(_environment(place, world, LINGER="60")) as process:
+        url = f"http://127.0.0.1:{_wait(place.folder / 'ports.json')['data']}"
+        with httpx.Client(trust_env=False) as kept:
+            first = kept.get(f"{url}/health/live")
+            assert "connection" not in first.headers
+            process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + 10
+            while httpx.get(f"{url}/health/ready", trust_env=False).json().get("error", {}).get("message") != STOPS:
+                assert time.monotonic() < deadline
+            answer = kept.get(f"{url}/v1/models")
+            assert (answer.status_code, answer.headers["connection"]) == (401, "close")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=10)
+        assert process.returncode == 0
+
+
+STOPS = "shutting down"

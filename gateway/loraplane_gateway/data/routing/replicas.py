@@ -164,8 +164,10 @@ class Fleet:
         self._views: dict[ReplicaId, ReplicaView] = {}
         self._readers: dict[ReplicaId, asyncio.Task[None]] = {}
         self._waiters: set[asyncio.Event] = set()
+        self.is_known = False  # endpoints were told, though there may be none; before, nothing could be routed
 
     def set_endpoints(self, endpoints: dict[ReplicaId, Endpoint]) -> None:
+        self.is_known = True
         for replica in self._views.keys() - endpoints.keys():
             self._stop(replica)
         for replica, endpoint in endpoints.items():

@@ -53,7 +53,8 @@ class Lost(Exception):
 
 
 class EndpointSlices:
-    """Calls `changed` with all endpoints whenever they differ from the last time.
+    """Calls `changed` with all endpoints whenever they differ from the last time; first once every namespace was
+    listed, or the API server said that it may not be.
 
     While the API server is away, and in a namespace that may not be read, the last view holds: `/state` decides
     about life.
@@ -70,6 +71,7 @@ class EndpointSlices:
         self._headers = headers
         self._changed = changed
         self._slices: dict[str, dict[str, list[Endpoint]]] = {namespace: {} for namespace in namespaces}
+        self._unknown = set(namespaces)
         self._last: Endpoints | None = None
 
     async def watch(self) -> None:
@@ -89,6 +91,9 @@ class EndpointSlices:
                     version = await self._watch(path, namespace, version)
             except (httpx.HTTPError, Lost, OSError, msgspec.DecodeError) as error:
                 log.warning("endpoints in %s are listed again: %s", namespace, error or type(error).__name__)
+                if isinstance(error, httpx.HTTPStatusError):
+                    self._unknown.discard(namespace)
+                    self._tell()
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_RETRY)
 
@@ -107,6 +112,7 @@ class EndpointSlices:
                 break
             query["continue"] = token
         self._slices[namespace] = found
+        self._unknown.discard(namespace)
         self._tell()
         return str(page["metadata"]["resourceVersion"])
 
@@ -147,6 +153,8 @@ class EndpointSlices:
             view.setdefault(name, self._slices[namespace].get(name, []))
 
     def _tell(self) -> None:
+        if self._unknown:
+            return
         slices = [endpoints for view in self._slices.values() for _, endpoints in sorted(view.items())]
         found = {endpoint.replica: endpoint for endpoints in slices for endpoint in endpoints}
         if found != self._last:

@@ -174,3 +174,42 @@ def test_a_pod_finds_its_api_server_and_nobody_else_does() -> None:
     assert found.token == Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
     with pytest.raises(ValueError, match="needs a pod with a service account"):
         ApiServer.in_cluster({})
+
+
+async def test_nothing_is_told_before_every_namespace_was_listed_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a gateway would be ready, and refuse requests, for want of engines that it has not looked for."""
+    monkeypatch.setattr(slices, "_FIRST_RETRY", 0.01)
+    page = {"items": [manifest(0)], "metadata": {"resourceVersion": "7"}}
+    answers = {"ns": httpx.Response(200, json=page), "barred": httpx.Response(403)}
+    asked = dict.fromkeys(["ns", "other", "barred"], 0)
+
+    async def serve(request: httpx.Request) -> httpx.Response:
+        if "watch" in request.url.params:
+            await asyncio.sleep(60)
+        name = request.url.path.split("/")[5]
+        asked[name] += 1
+        found = answers.get(name)
+        if found is None:
+            raise httpx.ConnectError("away")
+        return found
+
+    told: list[Endpoints] = []
+    async with httpx.AsyncClient(base_url="http://api", transport=httpx.MockTransport(serve)) as client:
+        task = asyncio.create_task(EndpointSlices(client, lambda: {}, list(asked), told.append).watch())
+        try:
+
+            async def tried() -> bool:
+                return min(asked["other"], asked["barred"]) > 1 and asked["ns"] == 1
+
+            await eventually(tried)
+            assert told == []
+            answers["other"] = httpx.Response(200, json={**page, "items": []})
+
+            async def heard() -> bool:
+                return bool(told)
+
+            await eventually(heard)
+            assert set(told[0]) == {ReplicaId("ns", "smol", 0)}
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
