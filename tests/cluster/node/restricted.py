@@ -15,14 +15,15 @@ Object = dict[str, Any]
 START_SECONDS = 60.0
 ACCOUNT_SECONDS = 20.0
 USER = 65532
+VOLUME_SIZE = "1Gi"
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
 @contextlib.contextmanager
-def restricted_namespace(kube: Kube) -> Iterator[str]:
+def restricted_namespace(kube: Kube, prefix: str = "images") -> Iterator[str]:
     """Yields its name; everything in it goes with it."""
-    chosen = f"images-{secrets.token_hex(3)}"
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    kube.call("POST", "/api/v1/namespaces", {"metadata": {"name": chosen, "labels": labels}})
+    chosen = f"{prefix}-{secrets.token_hex(3)}"
+    kube.call("POST", "/api/v1/namespaces", {"metadata": {"name": chosen, "labels": RESTRICTED}})
     path = f"/api/v1/namespaces/{chosen}"
     until(lambda: kube.get(f"{path}/serviceaccounts/default") is not None, ACCOUNT_SECONDS, "its ServiceAccount")
     try:
@@ -61,21 +62,26 @@ def mounted_claim(kube: Kube, namespace: str, name: str, folder: Path, node: str
     Read-only in the pod's volume too: else the kubelet would give what lies there to the pod's group.
     """
     volume = f"{namespace}-{name}"
-    size, modes = {"storage": "1Gi"}, ["ReadOnlyMany"]
+    size, modes = {"storage": VOLUME_SIZE}, ["ReadOnlyMany"]
+    local_volume(kube, volume, folder, node, modes[0])
+    asked = {"accessModes": modes, "storageClassName": "none", "volumeName": volume, "resources": {"requests": size}}
+    claims = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+    kube.call("POST", claims, {"metadata": {"name": name}, "spec": asked})
+    return {"name": name, "persistentVolumeClaim": {"claimName": name, "readOnly": True}}
+
+
+def local_volume(kube: Kube, name: str, folder: Path, node: str, mode: str = "ReadWriteOnce") -> None:
+    """A PersistentVolume for a claim that names it, of the storage class `none`."""
     term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}
     spec = {
-        "capacity": size,
-        "accessModes": modes,
+        "capacity": {"storage": VOLUME_SIZE},
+        "accessModes": [mode],
         "storageClassName": "none",
         "persistentVolumeReclaimPolicy": "Retain",
         "local": {"path": str(folder)},
         "nodeAffinity": {"required": {"nodeSelectorTerms": [term]}},
     }
-    kube.call("POST", "/api/v1/persistentvolumes", {"metadata": {"name": volume}, "spec": spec})
-    asked = {"accessModes": modes, "storageClassName": "none", "volumeName": volume, "resources": {"requests": size}}
-    claims = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
-    kube.call("POST", claims, {"metadata": {"name": name}, "spec": asked})
-    return {"name": name, "persistentVolumeClaim": {"claimName": name, "readOnly": True}}
+    kube.call("POST", "/api/v1/persistentvolumes", {"metadata": {"name": name}, "spec": spec})
 
 
 def run(kube: Kube, namespace: str, name: str, image: str, *command: str, **fields: Any) -> tuple[int, str]:
