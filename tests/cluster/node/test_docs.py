@@ -19,8 +19,8 @@ import yaml
 from tests.charts.helm import binary
 from tests.cluster.images import archive
 from tests.cluster.kube import Kube
-from tests.cluster.node.restricted import told
-from tests.cluster.node.test_chart_pods import NAMES, SITE, written_volume
+from tests.cluster.node.installation import IMAGES, SITE
+from tests.cluster.node.restricted import local_volume, told
 from tests.cluster.services import ROOT, until
 from tests.cluster.tool import Cluster
 from tests.cluster.tool.controlplane import NODE_NAME
@@ -55,7 +55,7 @@ def values() -> dict[str, Any]:
         "image": {"registry": "localhost", "tag": "dev", "pullPolicy": "Never"},
         "engine": {"image": {"repository": "loraplane/engine-slim"}},
         "operator": small,
-        "gateway": {"replicas": 1, "drainSeconds": 5, "preStopSeconds": 1, **small},
+        "gateway": {"replicas": 1, "drainSeconds": 5, "lingerSeconds": 1, **small},
         "registry": {"store": claim("store"), **small},
         "postgres": {**claim("postgres"), **small},
         "valkey": small,
@@ -79,7 +79,7 @@ def small_pool(document: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def folder(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
     """The copy of the checkout in which it is all typed; images and volumes are there."""
-    for name in NAMES.values():
+    for name in IMAGES.values():
         cluster.load_image(archive(name))
     made = tmp_path / "checkout"
     made.mkdir()
@@ -98,22 +98,10 @@ def folder(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
         kube = stack.enter_context(contextlib.closing(Kube(cluster.kubeconfig)))
         stack.callback(_clean, kube)
         for name in VOLUMES:
-            written_volume(kube, f"docs-{name}", tmp_path / name)
-        _read_only(kube, "docs-site", SITE)
+            (tmp_path / name).mkdir()
+            local_volume(kube, f"docs-{name}", tmp_path / name, NODE_NAME)
+        local_volume(kube, "docs-site", SITE, NODE_NAME, "ReadOnlyMany")
         yield made
-
-
-def _read_only(kube: Kube, name: str, folder: Path) -> None:
-    term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE_NAME]}]}
-    spec = {
-        "capacity": {"storage": "1Gi"},
-        "accessModes": ["ReadOnlyMany"],
-        "storageClassName": "none",
-        "persistentVolumeReclaimPolicy": "Retain",
-        "local": {"path": str(folder)},
-        "nodeAffinity": {"required": {"nodeSelectorTerms": [term]}},
-    }
-    kube.call("POST", "/api/v1/persistentvolumes", {"metadata": {"name": name}, "spec": spec})
 
 
 def _clean(kube: Kube) -> None:
