@@ -19,6 +19,7 @@ mkdir "$folder" && touch "$folder/pg_hba.conf"
 echo 17 >"$folder/PG_VERSION"
 """
 SERVER = 'cat >"$CALLS/$name.input"\n'
+CLIENT = f'{SERVER}printf "$ANSWERS"\n'
 
 
 class Container:
@@ -28,15 +29,19 @@ class Container:
         for made in (self.calls, self.data, self._bin):
             made.mkdir()
         self.secret.write_text(f"{PASSWORD}\n")
-        for name, body in {"initdb": INITDB, "postgres": SERVER, "valkey-server": SERVER}.items():
+        programs = {"initdb": INITDB, "postgres": SERVER, "valkey-server": SERVER, "valkey-cli": CLIENT}
+        for name, body in programs.items():
             (self._bin / name).write_text(f"#!/bin/sh\n{RECORD}{body}")
             (self._bin / name).chmod(0o755)
 
     def start(self, image: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self.run(image, "start", *arguments, **environment)
+
+    def run(self, image: str, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         own = {"PATH": f"{self._bin}:/usr/bin:/bin", "CALLS": str(self.calls), "BREAKS": ""}
         own["PGDATA"] = str(self.data / "postgres")
         return subprocess.run(
-            [ROOT / "images" / image / "start", *arguments],
+            [ROOT / "images" / image / script, *arguments],
             env={**own, **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -118,9 +123,21 @@ def test_valkey_refuses_a_password_that_its_configuration_would_not_hold(contain
     assert container.of("valkey-server") == []
 
 
+@pytest.mark.parametrize(
+    ("answers", "status"),
+    [("OK\\n\\nPONG\\n", 0), ("OK\\nPONG\\n", 0), ("WRONGPASS\\nNOAUTH\\n", 1), ("OK\\nLOADING\\n", 1), ("", 1)],
+)
+def test_the_probe_of_valkey_shows_its_password_to_nobody(container: Container, answers: str, status: int) -> None:
+    done = container.run("valkey", "probe", VALKEY_PASSWORD_FILE=str(container.secret), ANSWERS=answers)
+    assert done.returncode == status
+    assert (container.calls / "valkey-cli.input").read_text() == f"AUTH {PASSWORD}\nPING\n"
+    seen = "".join([*container.of("valkey-cli"), (container.calls / "valkey-cli.env").read_text()])
+    assert PASSWORD not in seen + done.stdout + done.stderr
+
+
 def test_the_scripts_are_plain_shell() -> None:
     """What the images have is Debian's sh, not bash."""
     shell = shutil.which("dash") or "/bin/sh"
-    for script in (ROOT / "images").glob("*/start"):
+    for script in [*(ROOT / "images").glob("*/start"), ROOT / "images" / "valkey" / "probe"]:
         subprocess.run([shell, "-n", script], check=True, timeout=10)
         assert os.access(script, os.X_OK)

@@ -24,10 +24,12 @@ import pytest
 from tests.charts.helm import CHART, helm
 from tests.cluster.images import archive, reference
 from tests.cluster.kube import ADAPTERS, POOLS, Kube, Refused
+from tests.cluster.node.canaries import Witness
 from tests.cluster.node.restricted import RESTRICTED, local_volume, mounted_claim, restricted_namespace, told
 from tests.cluster.services import ROOT, until
 from tests.cluster.tool import Cluster
-from tests.cluster.tool.controlplane import NODE_NAME
+from tests.cluster.tool.controlplane import API_PORT, NODE_NAME
+from tests.cluster.tool.network import NODE_ADDRESS
 
 RELEASE = "loraplane"
 #: Of the examples' files.
@@ -59,6 +61,8 @@ class Installation:
         self.team = team  # a namespace that may have adapters and no pools
         self.env = {"KUBECONFIG": str(cluster.kubeconfig)}
         self.http = httpx.Client(timeout=60, trust_env=False)
+        #: Of all that happens to it from before its install on; a test at the end asks whether a secret got out.
+        self.witness = Witness(cluster, (namespace, POOL_NAMESPACE, team), [(RELEASE, namespace)])
         self._values = folder / "values.json"
         self._values.write_text(json.dumps(values_of(namespace, team)))
 
@@ -66,6 +70,8 @@ class Installation:
 
     def helm(self, *arguments: str) -> str:
         command, *rest = arguments
+        if command == "uninstall":
+            self.witness.look()
         own = [] if command == "list" else [RELEASE, f"--timeout={INSTALL_SECONDS}s"]
         return helm(command, *own, *rest, "-n", self.namespace, env=self.env, seconds=INSTALL_SECONDS + 20)
 
@@ -75,11 +81,13 @@ class Installation:
             self.helm("install", str(CHART), "--values", str(self._values), "--wait")
         except Exception as error:
             raise AssertionError(f"{error}\n{self.told()}") from error
+        self.witness.look()
 
     def upgrade(self, **settings: Any) -> None:
         """`helm upgrade --wait` with these values (a.b written a__b) beside those of the installation."""
         changes = [f"--set-json={name.replace('__', '.')}={json.dumps(value)}" for name, value in settings.items()]
         self.helm("upgrade", str(CHART), "--values", str(self._values), *changes, "--wait")
+        self.witness.look()
 
     def installed(self) -> bool:
         return RELEASE in self.helm("list", "--short").split()
@@ -189,6 +197,7 @@ def values_of(namespace: str, team: str) -> dict[str, Any]:
         "registry": {"store": claim("store"), **small},
         "postgres": {"image": image("postgres"), **claim("postgres"), **small},
         "valkey": {"image": image("valkey"), **small},
+        "networkPolicy": {"apiServer": {"cidrs": [f"{NODE_ADDRESS}/32"], "ports": [API_PORT]}},
     }
 
 
@@ -204,6 +213,7 @@ def running_installation(cluster: Cluster, folder: Path) -> Iterator[Installatio
         stack.enter_context(_pool_namespace(kube))
         stack.enter_context(_volumes(kube, namespace, folder))
         made = stack.enter_context(contextlib.closing(Installation(cluster, kube, namespace, team, folder)))
+        stack.enter_context(made.witness)
         stack.callback(_remove, made)
         made.install()
         yield made
@@ -237,9 +247,10 @@ def _engines_get_packages() -> dict[str, Any]:
     container = f'Object.spec.containers{{name: "engine", volumeMounts: [{mount}]}}'
     expression = f"Object{{spec: Object.spec{{volumes: [{volume}], containers: [{container}]}}}}"
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    there = {"matchLabels": {"kubernetes.io/metadata.name": POOL_NAMESPACE}}
     of_pools = {"matchExpressions": [{"key": "loraplane.dev/pool", "operator": "Exists"}]}
     spec = {
-        "matchConstraints": {"resourceRules": [rule], "objectSelector": of_pools},
+        "matchConstraints": {"resourceRules": [rule], "namespaceSelector": there, "objectSelector": of_pools},
         "failurePolicy": "Fail",
         "reinvocationPolicy": "Never",
         "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": expression}}],
@@ -304,6 +315,8 @@ def served(installed: Installation) -> Served:
         namespaces = (f"--namespace={POOL_NAMESPACE}", f"--namespace={installed.team}")
         installed.cli("tenant", "create", tenant, *namespaces)
     keys = {tenant: installed.cli("key", "create", tenant, "--name=e2e").strip() for tenant in TENANTS}
+    for tenant, key in keys.items():
+        installed.witness.add(f"the key of {tenant}", key)
     installed.kubectl("apply", "-f", "examples/pools", "-f", "examples/lora")
     installed.wait()
     return Served(installed, keys)
