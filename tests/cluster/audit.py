@@ -26,12 +26,20 @@ class Right(NamedTuple):
         return f"{self.verb} {self.resource}" + (f".{self.group}" if self.group else "")
 
 
-def check_audit(audit_log: Path, account: str, rules: Iterable[Mapping[str, Any]], *, whole: bool = True) -> list[str]:
+def check_audit(
+    audit_log: Path,
+    account: str,
+    rules: Iterable[Mapping[str, Any]],
+    *,
+    whole: bool = True,
+    beside: Iterable[Mapping[str, Any]] = (),
+) -> list[str]:
     """Problems, each said once: refusals, requests outside `rules`, and, when `whole`, rights that were not used.
 
+    `beside` are rules of further Roles, which need not be used.
     `account` is a user, or a ServiceAccount's name, which then counts in every namespace.
     """
-    granted = set(rights(rules))
+    granted, known = set(rights(rules)), {*rights(rules), *rights(beside)}
     used: set[Right] = set()
     problems: set[str] = set()
     refused: dict[tuple[str, Right], float] = {}
@@ -43,7 +51,7 @@ def check_audit(audit_log: Path, account: str, rules: Iterable[Mapping[str, Any]
             if event.get("objectRef") or not _DISCOVERY.match(where):
                 problems.add(f"not of a namespace: {event['verb']} {where}")
             continue
-        if asked not in granted:
+        if asked not in known:
             problems.add(f"outside the Role: {asked}")
         who = event["user"]["username"], asked
         if code == 403 and _decision(event) != "allow":  # an admission plugin says 403, too
@@ -117,9 +125,10 @@ class WholeRun(pytest.Item):
     audit_log: Path
     account: str
     rules: Sequence[Mapping[str, Any]]
+    beside: Sequence[Mapping[str, Any]] = ()
 
     def runtest(self) -> None:
-        problems = check_audit(self.audit_log, self.account, self.rules, whole=not self.left_out)
+        problems = check_audit(self.audit_log, self.account, self.rules, whole=not self.left_out, beside=self.beside)
         if problems:
             raise Overstepped(problems)
 

@@ -43,6 +43,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     audit = WholeRun.from_parent(session, name="least privilege over the whole run", nodeid="tests/cluster::audit")
     audit.left_out = missing_from(HERE, [item.path for item in (*items, *apart)], left_out, config.args)
     audit.audit_log, audit.account, audit.rules = Cluster(Path(state)).audit_log, SERVICE_ACCOUNT, role_rules()
+    audit.beside = role_rules("operator-home-rules")  # of an operator in a pod, which the tests of pods have
     config.stash[_AUDIT] = audit
     items.append(audit)
 

@@ -71,9 +71,9 @@ def manifests(namespace: str, release: str) -> list[dict[str, Any]]:
     ]
 
 
-def role_rules() -> list[dict[str, Any]]:
-    """The rules of the shipped Role."""
-    file = ROOT / "charts" / "loraplane" / "files" / "operator-rules.yaml"
+def role_rules(name: str = "operator-rules") -> list[dict[str, Any]]:
+    """The rules of a shipped Role."""
+    file = ROOT / "charts" / "loraplane" / "files" / f"{name}.yaml"
     rules: list[dict[str, Any]] = yaml.safe_load(file.read_text())
     return rules
 

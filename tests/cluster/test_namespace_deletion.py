@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from loraplane_core.labels import ADAPTER_KIND, API_VERSION, FINALIZER, POOL_KIND
-from tests.cluster.install import manifests
+from tests.cluster.install import manifests, role_rules
 from tests.cluster.kube import ADAPTERS, POOLS, Kube
 from tests.cluster.models import TINY_BASE, tiny_adapter
 from tests.cluster.services import ROOT, until
@@ -67,12 +66,6 @@ class Leaving:
         )]  # fmt: skip
 
 
-def rules(name: str) -> list[dict[str, Any]]:
-    """As the chart ships them."""
-    found: list[dict[str, Any]] = yaml.safe_load((ROOT / "charts" / "loraplane" / "files" / f"{name}.yaml").read_text())
-    return found
-
-
 def grant(kube: Kube, name: str, wanted: list[dict[str, Any]], account: str, home: str, namespace: str = "") -> None:
     """A Role and its binding, in `namespace` or cluster-wide."""
     prefix = "" if namespace else "Cluster"
@@ -93,9 +86,9 @@ def leaving(fake_system: System) -> Iterator[Leaving]:
     account = manifests(home, home)[0] | {"metadata": {"name": ACCOUNT, "namespace": home}}
     system.kube.apply(f"/api/v1/namespaces/{home}/serviceaccounts/{ACCOUNT}", account)
     for namespace in (home, made.team):
-        grant(system.kube, ACCOUNT, rules("operator-rules"), ACCOUNT, home, namespace)
-    grant(system.kube, f"{ACCOUNT}-home", rules("operator-home-rules"), ACCOUNT, home, home)
-    grant(system.kube, home, rules("operator-cluster-rules"), ACCOUNT, home)
+        grant(system.kube, ACCOUNT, role_rules("operator-rules"), ACCOUNT, home, namespace)
+    grant(system.kube, f"{ACCOUNT}-home", role_rules("operator-home-rules"), ACCOUNT, home, home)
+    grant(system.kube, home, role_rules("operator-cluster-rules"), ACCOUNT, home)
     assert system.operator().stop() == 0
     system.account = ACCOUNT
     restart(made)

@@ -155,6 +155,13 @@ def test_audit_of_exactly_the_rights_is_clean(tmp_path: Path) -> None:
     assert checked(tmp_path, line("list"), line("patch", code=201)) == []
 
 
+def test_rights_of_another_role_may_be_used_and_need_not_be(tmp_path: Path) -> None:
+    lines = [line("list"), line("patch", code=201), line("get", resource="namespaces")]
+    assert checked(tmp_path, *lines) == ["outside the Role: get namespaces"]
+    beside = [{"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get", "list"]}]
+    assert check_audit(tmp_path / "audit.log", SERVICE_ACCOUNT, RULES, beside=beside) == []
+
+
 def test_refusal_by_an_api_server_that_has_just_started_is_none(tmp_path: Path) -> None:
     again = line("list", at="06:00:02")
     assert checked(tmp_path, line("list", code=403), again, line("patch", code=201)) == []
