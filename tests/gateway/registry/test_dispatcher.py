@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from psycopg import errors
 
+from loraplane_gateway.db.sessions import PLATFORM, transaction
 from loraplane_gateway.registry.ingestion.repository import QueueRepository, Taken
 from loraplane_gateway.registry.ingestion.service import IngestionService
 from loraplane_gateway.registry.ingestion.worker import Accepted, Outcome
@@ -105,6 +106,47 @@ async def test_what_cannot_be_stored_ends_as_a_rejected_version_and_not_in_a_loo
     assert (version.state, version.reason) == ("rejected", "internal_error")
     assert "acme/pirate@1 cannot be stored" in caplog.text and "UndefinedColumn" in caplog.text
     assert _errors(state) == 1
+
+
+async def test_what_was_found_while_postgres_was_away_is_stored_as_soon_as_it_is_back(
+    bound: Api, state: RegistryState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when the lease ends, and not by doing it all again."""
+    settle, outages, workers = IngestionService.settle, [OUTAGE, OUTAGE], InlineWorkers(1)
+
+    async def failing(self: IngestionService, taken: Taken, pool: Pool, outcome: Outcome, *, max_attempts: int) -> None:
+        if outages:
+            raise outages.pop()
+        assert taken.attempts == 1
+        await settle(self, taken, pool, outcome, max_attempts=max_attempts)
+
+    monkeypatch.setattr(IngestionService, "settle", failing)
+    monkeypatch.setattr("loraplane_gateway.registry.ingestion.dispatcher.POLL_SECONDS", 0.05)
+    async with dispatching(state, workers):
+        version = await bound.register("acme", "pirate", "a")
+    assert (version.state, outages) == ("validated", [])
+
+
+async def test_what_was_taken_without_the_taker_knowing_is_taken_again_at_once(
+    bound: Api, state: RegistryState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Postgres has the lease, and its answer was lost: nobody works on it."""
+    take, lost = QueueRepository.take, list[str]()
+
+    async def failing(self: QueueRepository, seconds: float) -> Taken | None:
+        if lost:
+            return await take(self, seconds)
+        async with transaction(state.sessions, PLATFORM) as other:
+            taken = await take(QueueRepository(other, PLATFORM), seconds)
+        if taken is not None:
+            lost.append(str(taken))
+            raise OUTAGE
+        return None
+
+    monkeypatch.setattr(QueueRepository, "take", failing)
+    async with dispatching(state, InlineWorkers(1)):
+        version = await bound.register("acme", "pirate", "a")
+    assert (version.state, lost) == ("validated", ["acme/pirate@1"])
 
 
 async def test_changes_that_queue_nothing_do_not_make_it_look(

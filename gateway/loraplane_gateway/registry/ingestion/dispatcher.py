@@ -1,7 +1,7 @@
 """Takes queued ingestions, runs each in a worker process, and settles it. One transaction at either end.
 
-Nothing is remembered here: the queue lies in Postgres, a lost lease runs out, so no version can stay
-`ingesting` for ever, whatever dies.
+The queue lies in Postgres. A lease that is lost, with its registry or with an answer of Postgres, is released by the
+next start or the next look after an outage; and it runs out, so that no version stays `ingesting` for ever.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from loraplane_gateway.db.sessions import PLATFORM, Scope, Sessions, transaction
 from loraplane_gateway.registry.adapters.repository import AdapterRepository
 from loraplane_gateway.registry.ingestion.processes import JobRaised, Slot, WorkerLost, Workers
 from loraplane_gateway.registry.ingestion.repository import QueueRepository, Taken
-from loraplane_gateway.registry.ingestion.service import ACTOR, IngestionService
+from loraplane_gateway.registry.ingestion.service import ACTOR, DELAY_MAX_SECONDS, IngestionService
 from loraplane_gateway.registry.ingestion.sources import UPLOAD_SCHEME, written_path
 from loraplane_gateway.registry.ingestion.worker import Failed, IngestJob, Outcome, Refused, ingest
 from loraplane_gateway.registry.metrics import Metrics
@@ -29,6 +29,8 @@ LEASE_MARGIN = 120.0
 #: Ingestions that are taken or settled while the workers are busy with others.
 AHEAD = 1
 POLL_SECONDS = 1.0
+#: Before the end of its lease an ingestion's last try to settle has ended.
+SETTLE_MARGIN = 20.0
 PAUSE_MAX_SECONDS = 60.0
 log = logging.getLogger("loraplane.registry")
 
@@ -49,6 +51,8 @@ class Dispatcher:
         self._queued = queued
         self._looking = asyncio.Lock()
         self._emptied_at: int | None = None  # the queue's position at which there was nothing left
+        self._held: dict[str, float] = {}  # what was taken and is not settled, and until when it is ours
+        self._doubt = False  # Postgres was away: something may be leased that is not held
         self._workers = workers
         self._uploads = uploads
         self._metrics = metrics
@@ -75,13 +79,18 @@ class Dispatcher:
         while True:
             try:
                 taken, pool = await self._next()
-                await self._settle(taken, pool, await self._outcome(taken, pool))
+                try:
+                    await self._settle(taken, pool, await self._outcome(taken, pool))
+                finally:
+                    self._held.pop(str(taken), None)
                 pause = POLL_SECONDS
             except AWAY as error:
+                self._doubt = True
                 log.warning("Postgres did not answer the ingestion queue: %s", named(error))
                 await asyncio.sleep(POLL_SECONDS)
             except Exception:
                 # A defect, which the other tasks and the rest of the registry should survive; never a silent one.
+                self._doubt = True
                 self._metrics.queue_errors.inc()
                 log.exception("the ingestion queue failed; it is tried again in %.0f s", pause)
                 await asyncio.sleep(pause)
@@ -101,16 +110,29 @@ class Dispatcher:
                     return found
 
     async def _settle(self, taken: Taken, pool: Pool, outcome: Outcome) -> None:
-        """Raises one of AWAY: the lease then runs out, and it is taken again."""
+        """As soon as Postgres is there, for as long as nobody else may take it."""
         try:
-            await self._write(taken, pool, outcome)
+            await self._write_soon(taken, pool, outcome)
         except AWAY:
             raise
         except Exception:
             self._metrics.queue_errors.inc()
             log.exception("what was found of %s cannot be stored", taken)
             # What can be: after as many tries as any failure gets, the version is rejected.
-            await self._write(taken, pool, Failed("internal_error", "what was found cannot be stored; see the log"))
+            failed = Failed("internal_error", "what was found cannot be stored; see the log")
+            await self._write_soon(taken, pool, failed)
+
+    async def _write_soon(self, taken: Taken, pool: Pool, outcome: Outcome) -> None:
+        """Tries again while Postgres is away. Raises one of AWAY when the lease ends: it is then taken again."""
+        until = self._held[str(taken)] - SETTLE_MARGIN
+        while True:
+            try:
+                return await self._write(taken, pool, outcome)
+            except AWAY as error:
+                if time.monotonic() + POLL_SECONDS >= until:
+                    raise
+                log.warning("Postgres did not answer; %s is settled when it does: %s", taken, named(error))
+                await asyncio.sleep(POLL_SECONDS)
 
     async def _write(self, taken: Taken, pool: Pool, outcome: Outcome) -> None:
         scope = Scope(taken.tenant)
@@ -119,15 +141,27 @@ class Dispatcher:
             await service.settle(taken, pool, outcome, max_attempts=self._settings.ingest_attempts)
 
     async def _take(self) -> tuple[Taken, Pool] | None:
+        lease, (doubt, self._doubt) = 2 * self._settings.ingest_timeout + LEASE_MARGIN, (self._doubt, False)
         async with transaction(self._sessions, PLATFORM) as session:
-            taken = await QueueRepository(session, PLATFORM).take(2 * self._settings.ingest_timeout + LEASE_MARGIN)
-            if taken is None:
-                return None
+            queue = QueueRepository(session, PLATFORM)
+            if doubt:  # else what was taken without our knowing would wait for the end of its lease
+                await queue.release_lost(sorted(self._held), DELAY_MAX_SECONDS)
+            taken = await queue.take(lease)
+        if taken is None:
+            return None
+        self._held[str(taken)] = time.monotonic() + lease
+        try:
+            await self._begun(taken)
+        except BaseException:
+            del self._held[str(taken)]
+            raise
+        return taken, Pool(taken.pool, taken.report)
+
+    async def _begun(self, taken: Taken) -> None:
         if taken.state == "pending_base":
             scope = Scope(taken.tenant)
             async with transaction(self._sessions, scope) as session:
                 await AdapterRepository(session, scope).set_state(taken.adapter, taken.version, "ingesting")
-        return taken, Pool(taken.pool, taken.report)
 
     async def _outcome(self, taken: Taken, pool: Pool) -> Outcome:
         async with self._workers.slot() as slot:

@@ -46,6 +46,11 @@ _UNQUEUED = text("""
         SELECT 1 FROM ingestions i
         WHERE i.tenant_id = v.tenant_id AND i.adapter = v.adapter AND i.version = v.version)""")
 _RELEASE_ALL = text("UPDATE ingestions SET lease_until = NULL WHERE lease_until IS NOT NULL")
+# What was taken, and nobody works on: the answer to its taker was lost. What waits for another try is not meant.
+_RELEASE_LOST = text("""
+    UPDATE ingestions SET lease_until = NULL
+    WHERE lease_until > now() + make_interval(secs => :seconds)
+      AND tenant_id || '/' || adapter || '@' || version <> ALL (:held)""")
 _ACTIVATE_ONLY = text("""
     UPDATE ingestions SET activate = (version = :version) WHERE tenant_id = :tenant AND adapter = :adapter""")
 _DONE = text("""
@@ -126,6 +131,10 @@ class QueueRepository(Repository):
         """
         await self.session.execute(_UNQUEUED)
         await self.session.execute(_RELEASE_ALL)
+
+    async def release_lost(self, held: list[str], seconds: float) -> None:
+        """Leases of more than `seconds`, but for those of what is `held`, by name. There is one registry, as above."""
+        await self.session.execute(_RELEASE_LOST, {"held": held, "seconds": seconds})
 
     async def counts(self) -> dict[str, int]:
         return {row.state: row.number for row in await self.session.execute(_COUNT)}

@@ -15,6 +15,8 @@ from loraplane_gateway.registry.pools.repository import Pool
 from loraplane_gateway.registry.pools.service import PoolService
 
 ACTOR = "ingestion"
+#: The longest wait of an ingestion for another try.
+DELAY_MAX_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ class IngestionService:
         """Write what an ingestion found, and activate if the registration asked for it: one transaction."""
         locked = await self._adapters.lock(taken.adapter)
         if isinstance(outcome, Failed) and taken.attempts < max_attempts:
-            await self._ingestions.delay(taken.adapter, taken.version, 2.0 ** (taken.attempts - 1))
+            delay = min(DELAY_MAX_SECONDS, 2.0 ** (taken.attempts - 1))
+            await self._ingestions.delay(taken.adapter, taken.version, delay)
             return
         activate = await self._ingestions.done(taken.adapter, taken.version)
         if locked is None or activate is None:
