@@ -55,15 +55,21 @@ def test_slices_of_others_and_empty_ones_hold_no_replicas() -> None:
     assert from_slice({**to_slice(ENDPOINT), "endpoints": None}) == []
 
 
+@pytest.mark.parametrize("pod", ["other-1", "smol", "smol-x", "smol-1-debug", "smol-01", "x-smol-1", "smol-9999999"])
+def test_a_pod_that_is_none_of_the_pools_is_passed_over_and_spoils_nobody_elses_endpoint(pod: str) -> None:
+    """A copy of an engine's pod, made to look into it, has its labels and its ports."""
+    manifest = to_slice(ENDPOINT)
+    foreign = copy.deepcopy(manifest["endpoints"][0])
+    foreign["targetRef"]["name"] = pod
+    nobody = {"addresses": ["10.0.0.9"]}
+    assert from_slice({**manifest, "endpoints": [foreign, *manifest["endpoints"], nobody]}) == [ENDPOINT]
+
+
 BREAKS: list[Callable[[dict[str, Any]], object]] = [
     lambda m: m.pop("metadata"),
     lambda m: m.pop("ports"),
     lambda m: m["ports"].pop(),
     lambda m: m["ports"][0].update(port="x"),
-    lambda m: m["endpoints"][0].pop("targetRef"),
-    lambda m: m["endpoints"][0]["targetRef"].update(name="other-1"),
-    lambda m: m["endpoints"][0]["targetRef"].update(name="smol"),
-    lambda m: m["endpoints"][0]["targetRef"].update(name="smol-x"),
     lambda m: m["endpoints"][0].update(addresses=[]),
     lambda m: m.update(endpoints=["x"]),
     lambda m: m["metadata"]["annotations"].update({"loraplane.dev/credential-epoch": "two"}),

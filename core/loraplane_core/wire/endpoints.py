@@ -4,6 +4,7 @@ Kubernetes: one or more slices per pool's headless Service, the port numbers sha
 Locally: one file per replica, `<namespace>.<pool>-<ordinal>.json`, replaced atomically.
 """
 
+import re
 from typing import Any
 
 import msgspec
@@ -60,7 +61,11 @@ def to_slice(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def from_slice(manifest: dict[str, Any]) -> list[Endpoint]:
-    """The replicas in one EndpointSlice; [] for slices that are not a pool's. Raises InvalidName on a malformed one."""
+    """The replicas in one EndpointSlice; [] for slices that are not a pool's. Raises InvalidName on a malformed one.
+
+    A pod that is none of the pool's is passed over. A Service chooses by labels, which are anybody's to give; one such
+    pod must not make the others unreadable.
+    """
     try:
         metadata = manifest["metadata"]
         pool = (metadata.get("labels") or {}).get(LABEL_POOL)
@@ -70,19 +75,24 @@ def from_slice(manifest: dict[str, Any]) -> list[Endpoint]:
         told = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
         epoch = int(told.get(ANNOTATION_EPOCH, "1"))
         owner = PoolRef(metadata["namespace"], pool)
-        return [_endpoint(owner, ports, epoch, raw) for raw in manifest.get("endpoints") or []]
+        if not is_name(owner.namespace):
+            raise ValueError(f"{owner.namespace!r} is no namespace")
+        listed = [(raw, _ordinal(owner, raw)) for raw in manifest.get("endpoints") or []]
+        return [_endpoint(ReplicaId(*owner, nth), ports, epoch, raw) for raw, nth in listed if nth is not None]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise InvalidName(f"malformed EndpointSlice: {error!r}") from error
 
 
-def _endpoint(owner: PoolRef, ports: dict[str, int], epoch: int, raw: dict[str, Any]) -> Endpoint:
-    pod = raw["targetRef"]["name"]
-    name, dash, ordinal = pod.rpartition("-")
-    if not (dash and name == owner.name and is_name(owner.namespace)):
-        raise ValueError(f"pod {pod!r} is not of pool {owner}")
+def _ordinal(owner: PoolRef, raw: dict[str, Any]) -> int | None:
+    """Of the pool's replica, None where the endpoint is something else."""
+    name, _, ordinal = str((raw.get("targetRef") or {}).get("name", "")).rpartition("-")
+    return int(ordinal) if name == owner.name and re.fullmatch("0|[1-9][0-9]{0,5}", ordinal) else None
+
+
+def _endpoint(replica: ReplicaId, ports: dict[str, int], epoch: int, raw: dict[str, Any]) -> Endpoint:
     conditions = raw.get("conditions") or {}
     return Endpoint(
-        replica=ReplicaId(owner.namespace, owner.name, int(ordinal)),
+        replica=replica,
         address=raw["addresses"][0],
         data_port=ports["data"],
         admin_port=ports["admin"],

@@ -158,7 +158,9 @@ async def test_a_malformed_slice_keeps_its_last_reading(
     await view.until()
     server.tell("ADDED", manifest(0))
     await view.until(0)
-    server.tell("MODIFIED", {**manifest(version=2), "endpoints": [{"addresses": []}]})
+    broken = manifest(0, version=2)
+    broken["endpoints"][0]["addresses"] = []
+    server.tell("MODIFIED", broken)
     server.tell("ADDED", {**manifest(0, pool="other", version=3)})
 
     async def both() -> bool:
