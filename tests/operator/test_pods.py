@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from loraplane_core.identity import PoolRef
-from loraplane_core.labels import LABEL_POOL
+from loraplane_core.labels import ANNOTATION_EPOCH, API_VERSION, LABEL_POOL, POOL_KIND
 from loraplane_operator.cluster.pods import PodView, SetView, pod_view, set_view, workloads
 from loraplane_operator.words import Replica
 
@@ -28,7 +28,8 @@ def pod(name: str = "llama-0", owner: str = "set-uid", pool: str = "llama", **ch
 
 def stateful_set(replicas: int = 2, name: str = "llama", uid: str = "set-uid") -> dict[str, Any]:
     metadata = {"name": name, "namespace": "prod", "uid": uid, "labels": {LABEL_POOL: name}}
-    return {"metadata": metadata, "spec": {"replicas": replicas}}
+    owner = {"apiVersion": API_VERSION, "kind": POOL_KIND, "name": name, "uid": "pool-uid", "controller": True}
+    return {"metadata": {**metadata, "ownerReferences": [owner]}, "spec": {"replicas": replicas}}
 
 
 def seen(raw: dict[str, Any]) -> PodView:
@@ -142,3 +143,29 @@ def test_stateful_set_of_another_name_than_its_label_is_no_pool() -> None:
     raw = stateful_set()
     raw["metadata"]["labels"] = {LABEL_POOL: "other"}
     assert set_view(raw) is None
+
+
+FOREIGN = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "llama", "uid": "u", "controller": True}
+
+
+@pytest.mark.parametrize("owners", [[], [FOREIGN], [{**FOREIGN, "kind": POOL_KIND}]])
+def test_stateful_set_that_no_pool_owns_is_none_of_ours_whatever_its_label_says(owners: list[dict[str, Any]]) -> None:
+    """Else it would be deleted as the leftover of a pool that does not exist."""
+    raw = stateful_set()
+    raw["metadata"]["ownerReferences"] = owners
+    assert set_view(raw) is None
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "0", "-1", "\u0663", "x", ""])
+def test_epoch_that_is_no_number_is_the_first(text: str) -> None:
+    """Anybody may make a pod with our label; Python refuses to read a number of more than 4300 digits."""
+    first, _ = replicas(pod(annotations={"loraplane.dev/revision": f"r1.{SITE}", ANNOTATION_EPOCH: text}))
+    assert first.epoch == 1
+
+
+def test_replica_without_a_pod_has_the_epoch_with_which_it_will_start() -> None:
+    raw = stateful_set()
+    raw["spec"]["template"] = {"metadata": {"annotations": {ANNOTATION_EPOCH: "4"}}}
+    owner = set_view(raw)
+    assert owner is not None
+    assert [each.epoch for each in workloads([owner], [seen(pod())])[PoolRef("prod", "llama")]] == [1, 4]

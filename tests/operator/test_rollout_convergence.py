@@ -27,6 +27,7 @@ from loraplane_operator.actions import (
 )
 from loraplane_operator.plan import plan
 from loraplane_operator.plan.departures import LEAVE_SECONDS
+from loraplane_operator.plan.rollout import workload_spec
 from loraplane_operator.words import Engine, Memory, PoolObject, Replica, World
 from tests.operator.worlds import NOW, POOL, engine, entry, pool, registry, replica, wished, world
 
@@ -241,6 +242,21 @@ def test_epochs_pass_one_by_one_and_all_engines_always_accept_a_common_one(first
     report = pods.memory.reports[POOL]
     assert report is not None
     assert report.credential_epoch == last
+
+
+@pytest.mark.parametrize("others", [(), (replica(1, epoch=2),)])
+def test_pod_that_is_on_its_way_gets_the_epoch_it_was_promised_and_not_the_next(others: tuple[Replica, ...]) -> None:
+    """Between the old pod's end and the new one's start nobody is left of the old epoch. The next epoch then would
+    find the pod made of the last, and replace it as soon as it is there."""
+    coming = Replica(ReplicaId(*POOL, 0), ready=False, running=False, revision="", epoch=2)
+    seen = world(pools={POOL: pool(epoch=3)}, workloads={POOL: (coming, *others)}, engines={})
+    spec = workload_spec(seen, seen.pools[POOL])
+    assert spec is not None
+    assert (spec.epoch, spec.accepted_epoch) == (2, 2)
+    there = replace(seen, workloads={POOL: (replica(0, epoch=2), *others)})
+    spec = workload_spec(there, there.pools[POOL])
+    assert spec is not None
+    assert spec.epoch == 3
 
 
 @settings(max_examples=15, deadline=None)

@@ -104,7 +104,7 @@ class Replica:
             metrics_port=self._ports.metrics,
             message=keeper.message or ("" if keeper.ready else keeper.phase.value),
             terminating=keeper.phase in (Phase.STOPPING, Phase.STOPPED),
-            epoch=self._epoch,
+            epoch=self._epoch if self.revision else self._pool.workload.credentials.epoch,
         )
 
     def _make(self) -> ProcessSpec:

@@ -1,5 +1,6 @@
 """Replicas as StatefulSets and their pods tell them. Pure functions over manifests."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ class SetView:
     pool: PoolRef
     uid: str
     replicas: int
+    epoch: int = 1  # of the credentials that its pods start with
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,16 @@ class PodView:
 
 
 def set_view(raw: Mapping[str, Any]) -> SetView | None:
-    """None for one that is not a pool's."""
+    """None for one that is not a pool's: a label and a name are anybody's to give, an owner is not by accident."""
     metadata = raw["metadata"]
     pool = PoolRef(metadata["namespace"], metadata["name"])
     if (metadata.get("labels") or {}).get(LABEL_POOL) != pool.name:
         return None
-    return SetView(pool, metadata.get("uid", ""), int((raw.get("spec") or {}).get("replicas", 1)))
+    if not manifests.is_pools(metadata, pool.name):
+        return None
+    spec = raw.get("spec") or {}
+    template = (spec.get("template") or {}).get("metadata") or {}
+    return SetView(pool, metadata.get("uid", ""), int(spec.get("replicas", 1)), _epoch(template))
 
 
 def pod_view(raw: Mapping[str, Any], site_revision: str) -> PodView | None:
@@ -45,7 +51,6 @@ def pod_view(raw: Mapping[str, Any], site_revision: str) -> PodView | None:
     terminating = "deletionTimestamp" in metadata
     containers = status.get("containerStatuses") or []
     annotations = metadata.get("annotations") or {}
-    epoch = annotations.get(ANNOTATION_EPOCH, "1")
     return PodView(
         set_uid=_controller(metadata),
         replica=Replica(
@@ -53,7 +58,7 @@ def pod_view(raw: Mapping[str, Any], site_revision: str) -> PodView | None:
             ready=conditions.get("Ready", {}).get("status") == "True" and not terminating,
             running=status.get("phase") == "Running",
             terminating=terminating,
-            epoch=int(epoch) if epoch.isdecimal() else 1,
+            epoch=_epoch(metadata),
             revision=manifests.wished_revision(annotations.get(manifests.ANNOTATION_REVISION, ""), site_revision),
             address=status.get("podIP") or "",
             admin_port=manifests.PORTS["admin"],
@@ -75,7 +80,13 @@ def workloads(sets: Iterable[SetView], pods: Iterable[PodView]) -> dict[PoolRef,
 def _replicas(owner: SetView, found: Mapping[tuple[str, ReplicaId], Replica]) -> Iterable[Replica]:
     for ordinal in range(owner.replicas):
         id_ = ReplicaId(*owner.pool, ordinal)
-        yield found.get((owner.uid, id_)) or Replica(id_, ready=False, running=False, revision="")
+        yield found.get((owner.uid, id_)) or Replica(id_, ready=False, running=False, revision="", epoch=owner.epoch)
+
+
+def _epoch(metadata: Mapping[str, Any]) -> int:
+    """Of a pod, or of a template for pods. Anybody may have written it: not every text of digits is a number."""
+    text = (metadata.get("annotations") or {}).get(ANNOTATION_EPOCH, "")
+    return int(text) if re.fullmatch("[1-9][0-9]{0,8}", text) else 1
 
 
 def _controller(metadata: Mapping[str, Any]) -> str:

@@ -24,11 +24,6 @@ def placement_ids(world: World, pool: PoolObject) -> list[ReplicaId]:
     return pool.replica_ids
 
 
-def serves(world: World, replica: Replica) -> bool:
-    """Whether gateways send requests to it, as far as the operator can see."""
-    return replica.ready and replica.id in world.engines
-
-
 def next_down(world: World, pool: PoolObject) -> Replica | None:
     """The one that goes down next, maybe after a wait; None while none may, or none need.
 
@@ -84,7 +79,9 @@ def sized(spec: WorkloadSpec, replicas: int) -> WorkloadSpec:
 
 def _epochs(world: World, pool: PoolObject) -> tuple[int, int]:
     """(of engines that start from now on, the one that all accept)."""
-    known = _running_epochs(world, pool)
+    known, coming = _running_epochs(world, pool), _coming_epochs(world, pool)
+    if coming:  # it starts with what it was promised; another epoch now would have it replaced as soon as it is there
+        return min(coming), min(known | coming)
     if not known:
         return pool.epoch or 1, pool.epoch or 1
     oldest, newest = min(known), max(known)
@@ -100,3 +97,8 @@ def report_epoch(world: World, pool: PoolObject) -> int:
 
 def _running_epochs(world: World, pool: PoolObject) -> set[int]:
     return {replica.epoch for replica in (world.workloads or {}).get(pool.ref, ()) if replica.revision}
+
+
+def _coming_epochs(world: World, pool: PoolObject) -> set[int]:
+    """Of replicas that are wished and not there yet."""
+    return {replica.epoch for replica in (world.workloads or {}).get(pool.ref, ()) if not replica.revision}
