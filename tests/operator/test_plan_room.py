@@ -203,7 +203,7 @@ def test_size_is_counted_from_parameters_before_an_engine_tells_it(size: dict[st
     half = ModelInfo(base="b", base_digest=BASE_DIGEST, config={}, dtype="float16", max_model_len=8, max_rank=8)
     seen = replace(
         seen,
-        memory=replace(seen.memory, models={POOL: half}),
+        memory=replace(seen.memory, models={seen.pools[POOL].meta.uid: half}),
         registry=registry(entry("a", version("a", **size))),
     )
     assert (warmed(seen) == {"a"}) is fits

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from loraplane_core.identity import AdapterId, ReplicaId
+from loraplane_core.resources.conditions import MESSAGE_MAX
 from loraplane_core.resources.reasons import Reason
 from loraplane_core.wire.engine import WARM, ResidencyClass
-from loraplane_operator.actions import Warm
+from loraplane_operator.actions import Mark, Warm
 from loraplane_operator.plan.conditions import Verdict, rfc3339
 from loraplane_operator.plan.warmth import base_differs, residence_of
 from loraplane_operator.plan.wishes import Target, Wish
@@ -34,12 +35,12 @@ class Row(NamedTuple):
 
 
 def load_failures(world: World) -> Troubles:
-    """Why loads failed, on the engines' present boots: one that restarted is judged anew."""
+    """Why loads and pins failed, on the engines' present boots: one that restarted is judged anew."""
     boots = {replica: engine.boot for replica, engine in world.engines.items()}
     return {
         (action.replica, action.id): failure
         for action, failure in world.memory.failures.items()
-        if isinstance(action, Warm) and boots.get(action.replica) == action.boot
+        if isinstance(action, Warm | Mark) and boots.get(action.replica) == action.boot
     }
 
 
@@ -66,6 +67,9 @@ def _row(world: World, replica: ReplicaId, target: Target, failure: Failure | No
     residency = residence.residency if residence else "absent"
     since = rfc3339(residence.since) if residence and residence.since else ""
     if residency in WARM:
+        unpinned = replica in target.pinned_on and residence is not None and not residence.pinned
+        if unpinned and failure is not None:
+            return Row(_report(replica, residency, f"is not pinned: {failure.message}", since), failure.reason)
         return Row(_report(replica, residency, "", since), "")
     if failure is not None:
         return Row(_report(replica, residency, failure.message, since), failure.reason)
@@ -79,7 +83,7 @@ def _row(world: World, replica: ReplicaId, target: Target, failure: Failure | No
 
 
 def _report(replica: ReplicaId, residency: ResidencyClass, message: str, since: str = "") -> dict[str, str]:
-    return {"name": str(replica), "residency": residency, "since": since, "message": message}
+    return {"name": str(replica), "residency": residency, "since": since, "message": message[:MESSAGE_MAX]}
 
 
 def ready_verdict(blocked: Verdict | None, wish: Wish | None, rows: list[Row]) -> Verdict:

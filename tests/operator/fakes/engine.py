@@ -28,7 +28,7 @@ from loraplane_core.wire.engine import Load as EngineLoad
 from tests.operator.fakes.serving import Served, answer, read
 
 CAPACITY = Capacity(
-    slots=8, adapter_bytes=8 << 20, used_bytes=0, host_bytes=64 << 20, kv_tokens=4096, kv_tokens_displaced=0
+    slots=8, adapter_bytes=64 << 20, used_bytes=0, host_bytes=64 << 20, kv_tokens=4096, kv_tokens_displaced=0
 )
 BASE_DIGEST = "b" * 64
 
