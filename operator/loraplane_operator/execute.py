@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from loraplane_core import credentials
 from loraplane_core.errors import LoraplaneError, render
@@ -37,7 +38,7 @@ from loraplane_operator.backoff import Backoff
 from loraplane_operator.cluster.port import Cluster
 from loraplane_operator.engines.fleet import Fleet
 from loraplane_operator.faults import Fault
-from loraplane_operator.lanes import Lanes
+from loraplane_operator.lanes import CLUSTER_GATES, Lanes, gate
 from loraplane_operator.notebook import Notebook
 from loraplane_operator.registry.client import RegistryClient
 from loraplane_operator.subjects import Subjects
@@ -48,11 +49,25 @@ log = logging.getLogger(__name__)
 RETRY = Backoff(first=0.5, cap=30.0)
 #: The feed and /state show an effect well within this; until then an equal action would only repeat it.
 SETTLE_SECONDS = 1.0
+#: And after that, while none shows: an engine that says it did and did not, a feed that stands still.
+AGAIN = Backoff(first=SETTLE_SECONDS, cap=30.0)
+#: Writes of one object within WINDOW_SECONDS. Who needs more of them quarrels with another manager.
+BURST, WINDOW_SECONDS = 20, 10.0
+#: What an engine was told and answered well, more than once, although its /state never shows it.
+NO_EFFECT = "no_effect"
 #: A status that may be over in a moment is written after this long: a burst of objects costs one write each,
 #: not one per phase, and a restart of the operator, which has heard no engine yet, none at all.
 PASSING_SECONDS = 5.0
 #: A bound over every deadline below it, so that no lane stays busy for ever.
 ACTION_SECONDS = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """An action that succeeded `times` times while every plan since has held it."""
+
+    times: int
+    until: float  # not again before
 
 
 class Executor:
@@ -79,14 +94,15 @@ class Executor:
         self._clock = clock
         self._fault = fault
         self._subjects = subjects or Subjects()
-        self._settling: dict[Action, float] = {}
+        self._done: dict[Action, _Done] = {}
+        self._writes: dict[str, list[float]] = {}  # lanes of cluster writes -> when the last BURST of them were
         self._passing: dict[str, float] = {}  # lanes of statuses that are held back -> since when
         self._lanes = Lanes(self._run, wake)
 
     def submit(self, actions: tuple[Action, ...]) -> float | None:
         """Start what is due; returns when the next of the others becomes due, if time alone decides it."""
         now = self._clock()
-        self._settling = {action: until for action, until in self._settling.items() if until > now}
+        self._forget(actions, now)
         passing = (action.lane for action in actions if isinstance(action, SetStatus) and action.passing)
         self._passing = {lane: self._passing.get(lane, now) for lane in passing}
         ready: list[Action] = []
@@ -102,9 +118,24 @@ class Executor:
         self._lanes.want(ready)
         return min(due, default=None)
 
+    def _forget(self, actions: tuple[Action, ...], now: float) -> None:
+        """An action that is no longer planned has had its effect, or is not wished any more.."""
+        planned = set(actions) if self._done else set()
+        self._done = {
+            action: done if action in planned else _Done(0, done.until)
+            for action, done in self._done.items()
+            if action in planned or done.until > now
+        }
+        self._writes = {lane: at for lane, at in self._writes.items() if at[-1] > now - WINDOW_SECONDS}
+
     def _held_until(self, action: Action) -> float:
-        failure = self._notebook.failures.get(action)
-        settled = max(self._settling.get(action, 0.0), failure.retry_at if failure else 0.0)
+        failure, done = self._notebook.failures.get(action), self._done.get(action)
+        writes = self._writes.get(action.lane, [])
+        settled = max(
+            done.until if done else 0.0,
+            failure.retry_at if failure else 0.0,
+            writes[0] + WINDOW_SECONDS if len(writes) == BURST else 0.0,
+        )
         if isinstance(action, SetStatus) and action.passing:
             return max(settled, self._passing[action.lane] + PASSING_SECONDS)
         return settled
@@ -140,13 +171,25 @@ class Executor:
             self._failed(action, error, described)
         else:
             metrics.ACTIONS.labels(kind, "ok").inc()
-            self._notebook.failures.pop(action, None)
-            self._settling[action] = self._clock() + SETTLE_SECONDS
+            self._succeeded(action)
             log.info("done", extra={**described, "seconds": round(time.monotonic() - started, 3)})
             return True
         finally:
             metrics.PHASE_SECONDS.labels(kind).observe(time.monotonic() - started)
         return False
+
+    def _succeeded(self, action: Action) -> None:
+        """Once is well. Again, while it is still planned, shows that nothing came of it."""
+        now, before = self._clock(), self._done.get(action)
+        times = before.times + 1 if before else 1
+        until = now + (SETTLE_SECONDS if times == 1 else AGAIN.delay(times))
+        self._done[action] = _Done(times, until)
+        self._notebook.failures.pop(action, None)
+        if times > 1 and isinstance(action, Warm | Mark | Withdraw):
+            told = f"the engine has answered {times} times that it is done, which its state does not show"
+            self._notebook.failures[action] = Failure(NO_EFFECT, told, times - 1, until)
+        if gate(action) in CLUSTER_GATES:
+            self._writes[action.lane] = [*self._writes.get(action.lane, ()), now][-BURST:]
 
     def _failed(self, action: Action, error: Exception, described: dict[str, str]) -> None:
         metrics.ACTIONS.labels(described["action"], "failed").inc()

@@ -14,6 +14,8 @@ from loraplane_operator.actions import Action, Mark, SetFinalizer, SetStatus, Wa
 #: At a time per outside system. The API server and the registry answer in milliseconds, so that more would
 #: only queue there, before the requests of others. Engines convert artifacts: few at a time each.
 WIDTHS = {"engine": 8, "registry": 8, "finalizer": 8, "status": 8, "workload": 8}
+#: Gates of what goes to the API server, or to the supervisor.
+CLUSTER_GATES = frozenset({"finalizer", "status", "workload"})
 
 
 class Lanes:

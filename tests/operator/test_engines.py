@@ -16,12 +16,15 @@ from loraplane_core.identity import AdapterId, AdapterRef, ReplicaId
 from loraplane_core.wire import encode
 from loraplane_core.wire.engine import Delta, Heartbeat, Hello, Snapshot
 from loraplane_core.wire.engine import Load as EngineLoad
+from loraplane_operator import http as operator_http
 from loraplane_operator.engines import client as engine_client
+from loraplane_operator.engines import fleet as fleet_module
 from loraplane_operator.engines.client import EngineClient
 from loraplane_operator.engines.fleet import Fleet
 from loraplane_operator.words import Replica
 from tests.operator.fakes.engine import CAPACITY, FakeEngine
 from tests.operator.system import until
+from tests.operator.worlds import residence
 
 REPLICA = ReplicaId("default", "pool", 0)
 ID = AdapterId("acme", "pirate", 1, "1" * 64)
@@ -86,6 +89,11 @@ SNAPSHOT = Snapshot(seq=1, adapters=[], capacity=CAPACITY, load=EngineLoad())
 
 STRANGER = "default/other/0"
 
+
+def telling(**changes: Any) -> Snapshot:
+    return msgspec.structs.replace(SNAPSHOT, adapters=[residence(**changes)])
+
+
 #: How streams begin that must not be believed; they go on with heartbeats as if nothing were wrong.
 BAD_STREAMS: dict[str, list[bytes]] = {
     "gap": [encode(HELLO), encode(SNAPSHOT), encode(Heartbeat(seq=9))],
@@ -94,6 +102,14 @@ BAD_STREAMS: dict[str, list[bytes]] = {
     "no hello": [encode(SNAPSHOT)],
     "delta before the snapshot": [encode(HELLO), encode(Delta(seq=1))],
     "not JSON": [encode(HELLO), encode(SNAPSHOT), b"{"],
+    "less than nothing": [encode(HELLO), encode(telling(bytes=-1))],
+    "a time that is none": [encode(HELLO), encode(telling(since=1e30))],
+    "no digest": [encode(HELLO), encode(telling(digest="none"))],
+    "a change that cannot be": [encode(HELLO), encode(SNAPSHOT), encode(Delta(seq=2, adapters=[residence(bytes=-1)]))],
+    "a capacity that cannot be": [
+        encode(HELLO),
+        encode(msgspec.structs.replace(SNAPSHOT, capacity=msgspec.structs.replace(CAPACITY, host_bytes=1 << 70))),
+    ],
 }
 
 
@@ -153,3 +169,89 @@ async def test_engine_that_is_not_there_is_unreachable(http: httpx.AsyncClient) 
     with pytest.raises(Unavailable) as caught:
         await EngineClient(http, "http://127.0.0.1:9", "token").model()
     assert caught.value.code == "engine_unreachable"
+
+
+class Counting:
+    """In place of the back-off: remembers after how many failures it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def delay(self, attempts: int) -> float:
+        self.asked.append(attempts)
+        return 0.01
+
+
+async def test_stream_that_begins_well_and_ends_at_once_is_asked_for_ever_more_rarely(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting()
+    monkeypatch.setattr(fleet_module, "_RECONNECT", counting)
+
+    async def state(request: web.Request) -> web.Response:
+        return web.Response(body=encode(HELLO) + b"\n" + encode(SNAPSHOT) + b"\n")
+
+    async with serving({"/state": state}) as port:
+        fleet.sync([at(port)])
+        await until(lambda: len(counting.asked) >= 4)
+    assert counting.asked[:4] == [1, 2, 3, 4]
+
+
+async def test_words_of_an_engine_are_cut_to_what_a_status_bears(fleet: Fleet) -> None:
+    async def state(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        told = telling(message="x" * (1 << 20), residency="absent")
+        await response.write(encode(HELLO) + b"\n" + encode(told) + b"\n")
+        await asyncio.sleep(0.5)
+        return response
+
+    async with serving({"/state": state}) as port:
+        fleet.sync([at(port)])
+        await until(fleet.engines)
+        (seen,) = fleet.engines()[REPLICA].residences.values()
+    assert len(seen.message) == 500
+
+
+async def test_answer_without_an_end_is_given_up(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever listens on an engine's port must not fill the operator's memory, nor keep it waiting."""
+    monkeypatch.setattr(operator_http, "ANSWER_MAX", 1 << 20)
+    sent = 0
+
+    async def model(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"x" * (1 << 16))
+            sent += 1 << 16
+
+    async with serving({"/model": model}) as port:
+        with pytest.raises(Unavailable, match="more than"):
+            await EngineClient(http, f"http://127.0.0.1:{port}", "token").model()
+    assert sent < 64 << 20
+
+
+async def test_answer_that_drips_is_given_up_in_time(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_client, "CALL_SECONDS", 0.1)
+    monkeypatch.setattr(engine_client, "CONNECT_SECONDS", 0.1)
+
+    async def model(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" ")
+            await asyncio.sleep(0.02)
+
+    async with serving({"/model": model}) as port, asyncio.timeout(5):
+        with pytest.raises(DeadlineExceeded):
+            await EngineClient(http, f"http://127.0.0.1:{port}", "token").model()
+
+
+async def test_refusal_that_no_reader_bears_is_a_refusal_all_the_same(http: httpx.AsyncClient) -> None:
+    async def model(request: web.Request) -> web.Response:
+        return web.Response(status=500, body=b"[" * 200_000)
+
+    async with serving({"/model": model}) as port:
+        with pytest.raises(Unavailable):
+            await EngineClient(http, f"http://127.0.0.1:{port}", "token").model()

@@ -113,6 +113,25 @@ async def test_heartbeats_wake_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts["wake"] == 2  # the snapshot and the end
 
 
+async def test_feed_that_brings_its_list_and_ends_is_asked_for_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each time costs the registry all it knows, and makes the operator report its pools again."""
+    asked: list[int] = []
+
+    class Counting:
+        def delay(self, attempts: int) -> float:
+            asked.append(attempts)
+            return 0.0
+
+    client: Any = Script(*[[snapshot(number)] for number in range(4)])
+    made = Feed(client, wake=lambda: None, on_connect=lambda: None, on_tenant=lambda _: None)
+    monkeypatch.setattr(feed_module, "_RECONNECT", Counting())
+    with pytest.raises(StopAsyncIterationError):
+        await made.run()
+    assert asked == [1, 2, 3, 4]
+
+
 async def test_sse_lines() -> None:
     async def lines() -> AsyncIterator[str]:
         for line in [": hi", "event: change", "id: 7", "data: {", "data:}", "", "data", "", "event: x", ""]:

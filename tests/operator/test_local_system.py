@@ -184,7 +184,7 @@ async def test_engine_that_lies_is_not_believed(tmp_path: Path) -> None:
         await until(lambda: len(system.supervisor.engines) == 1)
         system.engine(0).lies = True
         system.write("pirate.yaml", adapter_manifest())
-        await until(lambda: system.condition("loraadapter", "pirate", "Ready") == ("False", "NotWarm"))
+        await until(lambda: system.condition("loraadapter", "pirate", "Ready") == ("False", "NoEffect"))
         system.engine(0).lies = False
         await until(system.ready)
 

@@ -69,7 +69,8 @@ def going(**changes: object) -> World:
 
 def stuck() -> World:
     gone = adapter(meta=meta("LoRAAdapter", "pirate", deleting_since=NOW - 61))
-    return world(adapters=(gone,), registry=None)
+    memory = replace(world().memory, waits={("delete", gone.meta.uid): NOW - 61})
+    return world(adapters=(gone,), registry=None, memory=memory)
 
 
 def crowded() -> World:
@@ -179,12 +180,14 @@ PASSED_ON: dict[str, Callable[[str], World]] = {
             "engine_unreachable",
             "image_broken",
             "internal_error",
+            "no_effect",
             "unavailable",
         ),
         LOADING,
     ),
     "protocol_mismatch": REPORTING,
     "cluster_unavailable": APPLYING,
+    "name_taken": APPLYING,
     "pod_template_not_allowed": APPLYING,
     **dict.fromkeys(
         (
@@ -242,7 +245,8 @@ def codes_of_components() -> set[str]:
     """What the error tree and the sources say; base_not_found is the cluster's word for a missing base."""
     packages = (loraplane_core, loraplane_engine, loraplane_gateway, loraplane_operator)
     sources = "".join(path.read_text() for package in packages for path in Path(package.__path__[0]).rglob("*.py"))
-    literal = set(re.findall(r"""(?:code=|code = |Failed\(|IMAGE_BROKEN = |Reason\.)"?([A-Za-z_]+)""", sources))
+    constant = r"""(?:code=|code = |Failed\(|IMAGE_BROKEN = |NO_EFFECT = |Reason\.)"?([A-Za-z_]+)"""
+    literal = set(re.findall(constant, sources))
     return {code.lower() for code in literal} | {kind.code for kind in errors.tree()}
 
 

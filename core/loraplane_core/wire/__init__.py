@@ -29,5 +29,5 @@ def decode(body: bytes, kind: type[T]) -> T:
     """Read one JSON value as `kind`; raises InvalidRequest naming the path at fault."""
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:  # ValidationError is one
+    except (msgspec.DecodeError, RecursionError) as error:  # ValidationError is one
         raise InvalidRequest(f"unreadable body: {error}") from error

@@ -9,7 +9,7 @@ from loraplane_core.errors import Unavailable
 from loraplane_core.identity import AdapterId
 from loraplane_core.wire import decode, encode
 from loraplane_core.wire.engine import STATE_TIMEOUT_SECONDS, ModelInfo, Pin, PutAdapter, Residence, StateMessage
-from loraplane_operator.http import refusal, transport_errors
+from loraplane_operator.http import exchange, read, refusal, transport_errors
 
 CONNECT_SECONDS = 1.0
 CALL_SECONDS = 5.0
@@ -53,8 +53,7 @@ class EngineClient:
                 "GET", f"{self._url}/state", headers=self._headers, timeout=timeout
             ) as response:
                 if response.status_code != 200:
-                    await response.aread()
-                    raise refusal(response)
+                    raise refusal(response.status_code, await read(response))
                 async for line in _lines(response):
                     yield decode(line, StateMessage)  # type: ignore[arg-type]  # a union is a type to msgspec
 
@@ -63,13 +62,17 @@ class EngineClient:
     ) -> bytes:
         sent = {**self._headers, **({headers.DIGEST: digest} if digest else {})}
         timeout = httpx.Timeout(CONNECT_SECONDS, read=seconds, write=CALL_SECONDS)
+        bound = CONNECT_SECONDS + seconds + CALL_SECONDS
         with transport_errors(self._url, "engine_unreachable"):
-            response = await self._http.request(
-                method, self._url + path, headers=sent, content=content, timeout=timeout
+            return await exchange(
+                self._http,
+                method,
+                self._url + path,
+                headers=sent,
+                content=content,
+                timeout=timeout,
+                seconds=bound,
             )
-        if response.status_code >= 400:
-            raise refusal(response)
-        return response.content
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:

@@ -8,9 +8,10 @@ import logging
 from collections.abc import Callable, Iterable
 
 import httpx
+import msgspec
 
 from loraplane_core.errors import LoraplaneError, Unavailable
-from loraplane_core.identity import AdapterRef, ReplicaId
+from loraplane_core.identity import AdapterRef, ReplicaId, is_digest
 from loraplane_core.wire import check_protocol
 from loraplane_core.wire.engine import Capacity, Delta, Hello, ModelInfo, Residence, Snapshot, StateMessage
 from loraplane_operator.backoff import Backoff
@@ -21,6 +22,12 @@ log = logging.getLogger(__name__)
 _RECONNECT = Backoff(first=0.1, cap=1.0)
 #: A stream that is back within this, after a stall of either side, makes no status flap.
 GRACE_SECONDS = 0.3
+#: One that ended sooner than this began badly, whatever it said: the next try waits longer.
+STEADY_SECONDS = 5.0
+#: Of what an engine says, so much reaches statuses.
+_WORDS_MAX = 500
+_BYTES_MAX = 1 << 50
+_SINCE_MAX = 1 << 36  # Unix seconds, in the year 4147
 
 
 class Fleet:
@@ -104,8 +111,9 @@ class Reader:
         )
 
     async def _run(self) -> None:
-        failures = 0
+        failures, loop = 0, asyncio.get_running_loop()
         while True:
+            begun = loop.time()
             try:
                 await self._read()
                 trouble = "the stream ended"
@@ -114,7 +122,7 @@ class Reader:
             except Exception:  # a reader that dies would hide its replica for good
                 log.exception("reading the state stream broke", extra={"replica": str(self.replica)})
                 trouble = "a defect"
-            failures = 1 if self._seq is not None else failures + 1
+            failures = 1 if loop.time() - begun >= STEADY_SECONDS else failures + 1
             self._drop(trouble)
             await asyncio.sleep(_RECONNECT.delay(failures))
 
@@ -150,8 +158,8 @@ class Reader:
         if self._hello is None:
             raise Unavailable(f"{self.url}: no hello before the first message")
         if isinstance(message, Snapshot):
-            self._seq, self._capacity, self._view = message.seq, message.capacity, None
-            self._residences = {AdapterRef.parse(each.ref): each for each in message.adapters}
+            self._seq, self._capacity, self._view = message.seq, _possible(message.capacity), None
+            self._residences = {AdapterRef.parse(each.ref): _sane(each) for each in message.adapters}
             return True
         if self._seq is None or message.seq != self._seq + 1:
             raise Unavailable(f"{self.url}: gap in the state stream")
@@ -159,9 +167,9 @@ class Reader:
         return isinstance(message, Delta) and self._apply(message)
 
     def _apply(self, delta: Delta) -> bool:
-        self._capacity, self._view = delta.capacity or self._capacity, None
+        self._capacity, self._view = (delta.capacity and _possible(delta.capacity)) or self._capacity, None
         changed = False
-        for each in delta.adapters:
+        for each in map(_sane, delta.adapters):
             ref = AdapterRef.parse(each.ref)
             changed |= _shown(self._residences.get(ref)) != _shown(each)
             if each.residency == "absent" and not each.message:
@@ -190,6 +198,25 @@ def _reachable(replica: Replica) -> bool:
 
 def _admin_url(replica: Replica) -> str:
     return f"http://{replica.address}:{replica.admin_port}"
+
+
+def _sane(residence: Residence) -> Residence:
+    """As it is, its words cut to what a status bears. Raises Unavailable for what no engine in its senses says: a
+    plan that was made with it would be none.
+    """
+    sane = 0 <= residence.bytes <= _BYTES_MAX and 0 <= residence.since <= _SINCE_MAX and is_digest(residence.digest)
+    if not sane:
+        raise Unavailable(f"what is told of {residence.ref} cannot be")
+    if len(residence.message) <= _WORDS_MAX:
+        return residence
+    return msgspec.structs.replace(residence, message=f"{residence.message[: _WORDS_MAX - 3]}...")
+
+
+def _possible(capacity: Capacity) -> Capacity:
+    """Raises Unavailable for numbers that are none of a machine's; a pool's status would not be taken with them."""
+    if not all(0 <= number <= _BYTES_MAX for number in msgspec.structs.astuple(capacity)):
+        raise Unavailable("the capacity that is told cannot be")
+    return capacity
 
 
 def _shown(residence: Residence | None) -> object:

@@ -20,7 +20,7 @@ from loraplane_core.wire.registry import (
     Version,
     Warmed,
 )
-from loraplane_operator.http import refusal, transport_errors
+from loraplane_operator.http import exchange, read, refusal, transport_errors
 from loraplane_operator.registry.sse import Event, events
 
 CONNECT_SECONDS = 2.0
@@ -71,8 +71,7 @@ class RegistryClient:
                 "GET", f"{self._url}/operator/feed", params=query, headers=self._headers, timeout=timeout
             ) as response:
                 if response.status_code != 200:
-                    await response.aread()
-                    raise refusal(response)
+                    raise refusal(response.status_code, await read(response))
                 async for event in events(response.aiter_lines()):
                     yield event
 
@@ -87,13 +86,17 @@ class RegistryClient:
         content = None if body is None else encode(body)
         timeout = httpx.Timeout(CONNECT_SECONDS, read=CALL_SECONDS, write=CALL_SECONDS, pool=CALL_SECONDS)
         headers = {**self._headers, "content-type": "application/json"}
+        bound = CONNECT_SECONDS + 2 * CALL_SECONDS
         with transport_errors("the registry", "registry_unavailable"):
-            response = await self._http.request(
-                method, self._url + path, headers=headers, content=content, timeout=timeout
+            return await exchange(
+                self._http,
+                method,
+                self._url + path,
+                headers=headers,
+                content=content,
+                timeout=timeout,
+                seconds=bound,
             )
-        if response.status_code >= 400:
-            raise refusal(response)
-        return response.content
 
 
 def _claim(uid: str) -> str:

@@ -15,6 +15,8 @@ from loraplane_operator.words import AdapterKey, RegistryView
 
 log = logging.getLogger(__name__)
 _RECONNECT = Backoff(first=0.2, cap=5.0)
+#: A stream that ended sooner than this began badly, whatever it brought: the next try waits longer.
+STEADY_SECONDS = 5.0
 #: Removed versions that are remembered; an engine that holds an older one loses it after the planner's grace.
 _WITHDRAWN_MAX = 10_000
 
@@ -56,8 +58,9 @@ class Feed:
         return self._view
 
     async def run(self) -> None:
-        failures = 0
+        failures, loop = 0, asyncio.get_running_loop()
         while True:
+            begun = loop.time()
             try:
                 await self._read()
                 trouble = "the stream ended"
@@ -65,7 +68,7 @@ class Feed:
                 trouble, self._cursor = error.message, None  # unreadable: take the full list
             except LoraplaneError as error:
                 trouble = error.message
-            failures = 1 if self._live else failures + 1
+            failures = 1 if loop.time() - begun >= STEADY_SECONDS else failures + 1
             log.warning("the change feed is down", extra={"error": trouble, "attempts": failures})
             self._live, self._view = False, None
             self._wake()
