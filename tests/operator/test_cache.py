@@ -115,3 +115,15 @@ def test_an_object_that_cannot_be_read_is_told_with_its_uid() -> None:
     assert cache.views("LoRAAdapter") == []
     assert cache.unreadable("LoRAAdapter") == {ObjectRef("LoRAAdapter", "a", "x"): "u1"}
     assert cache.unreadable("BaseModelPool") == {}
+
+
+def test_object_whose_reading_breaks_costs_nobody_else_the_view(caplog: pytest.LogCaptureFixture) -> None:
+    def read(raw: dict[str, Any]) -> object:
+        return 1 / raw["spec"]
+
+    cache = Cache({"Thing": read})
+    cache.replace("Thing", "default", [thing(5, spec=0)], "5")
+    assert cache.replace("Thing", "default", [thing(5, spec=0), thing(6, "u2", spec=1, name="b")], "6")
+    assert cache.views("Thing") == [1.0]
+    assert cache.unreadable("Thing") == {REF: "u1"}
+    assert "reading an object broke" in caplog.text

@@ -13,7 +13,7 @@ from kubernetes.aio import client
 
 from loraplane_core import credentials
 from loraplane_core.identity import PoolRef
-from loraplane_core.labels import FINALIZER
+from loraplane_core.labels import API_VERSION, FINALIZER, POOL_KIND
 from loraplane_operator import handlers
 from loraplane_operator.cluster.kube_api import KubeApi
 from loraplane_operator.cluster.kubernetes import KubernetesCluster
@@ -27,11 +27,13 @@ ADAPTERS = km.resource("loraplane.dev/v1alpha1/loraadapters")
 POOLS = km.resource("loraplane.dev/v1alpha1/basemodelpools")
 SETS = km.resource("apps/v1/statefulsets")
 PODS = km.resource("v1/pods")
+SERVICES = km.resource("v1/services")
+OWNER = {"apiVersion": API_VERSION, "kind": POOL_KIND, "name": "pool", "uid": "u-pool", "controller": True}
 
 
 @pytest.fixture
 def cluster_api(kmock: Any) -> Any:
-    kinds = {ADAPTERS: "LoRAAdapter", POOLS: "BaseModelPool", SETS: "StatefulSet", PODS: "Pod"}
+    kinds = {ADAPTERS: "LoRAAdapter", POOLS: "BaseModelPool", SETS: "StatefulSet", PODS: "Pod", SERVICES: "Service"}
     for resource, kind in kinds.items():
         kmock.resources[resource] = {"namespaced": True, "kind": kind, "verbs": VERBS, "subresources": ["status"]}
     kmock.resources["v1/namespaces"] = {"namespaced": False, "kind": "Namespace", "verbs": VERBS}
@@ -143,7 +145,7 @@ async def test_objects_of_other_namespaces_are_not_honoured(cluster_api: Any, re
 async def test_stateful_set_and_pods_are_read_as_replicas(cluster_api: Any) -> None:
     labels = {"loraplane.dev/pool": "pool"}
     cluster_api.objects[SETS, "default", "pool"] = {
-        "metadata": {"name": "pool", "namespace": "default", "labels": labels},
+        "metadata": {"name": "pool", "namespace": "default", "labels": labels, "ownerReferences": [OWNER]},
         "spec": {"replicas": 2},
     }
     cluster_api.objects[PODS, "default", "pool-0"] = {

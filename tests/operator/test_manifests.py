@@ -10,10 +10,11 @@ import pytest
 from loraplane_core.credentials import engine_credential, role_key
 from loraplane_core.errors import InvalidParameter
 from loraplane_core.identity import PoolRef, is_name
+from loraplane_core.labels import API_VERSION, LABEL_POOL
 from loraplane_core.resources.documents import parse_document
 from loraplane_core.wire.supervisor import EngineCredentials
 from loraplane_operator.actions import WorkloadSpec
-from loraplane_operator.cluster.manifests import Site, site_revision, wished_revision, workload_manifests
+from loraplane_operator.cluster.manifests import Site, may_take, site_revision, wished_revision, workload_manifests
 from tests.core.resource_table import adapter, pool
 
 SPEC = WorkloadSpec(
@@ -102,7 +103,36 @@ def test_endpoints_are_ready_only_when_their_pods_are() -> None:
 def test_a_drained_node_takes_one_replica_at_a_time() -> None:
     spec = made()["PodDisruptionBudget"]["spec"]
     assert spec["maxUnavailable"] == 1
-    assert spec["selector"] == made()["StatefulSet"]["spec"]["selector"]
+    assert spec["selector"]["matchLabels"] == made()["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+
+
+def test_a_pod_that_bears_only_the_pools_label_gets_no_requests() -> None:
+    selector = made()["Service"]["spec"]["selector"]
+    assert selector.items() > {LABEL_POOL: SPEC.pool.name}.items()
+    assert selector == made()["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+
+
+OWNER = {"apiVersion": API_VERSION, "kind": "BaseModelPool", "name": "pool", "uid": "u", "controller": True}
+OURS = {LABEL_POOL: "pool", "app.kubernetes.io/managed-by": "loraplane-operator"}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "taken"),
+    [
+        ({"ownerReferences": [OWNER]}, True),
+        ({"ownerReferences": [{**OWNER, "uid": "a former pool's"}]}, True),
+        ({"ownerReferences": [{**OWNER, "name": "other"}], "labels": OURS}, False),
+        ({"ownerReferences": [{**OWNER, "apiVersion": "example.com/v1"}], "labels": OURS}, False),
+        ({"ownerReferences": [{**OWNER, "kind": "Deployment"}], "labels": OURS}, False),
+        ({"ownerReferences": [{**OWNER, "controller": False, "kind": "Team"}], "labels": OURS}, True),
+        ({"labels": OURS}, True),  # orphaned
+        ({"labels": {LABEL_POOL: "pool"}}, False),
+        ({"labels": {**OURS, LABEL_POOL: "other"}}, False),
+        ({}, False),
+    ],
+)
+def test_only_what_was_a_pools_of_that_name_is_applied_over(metadata: dict[str, Any], taken: bool) -> None:
+    assert may_take(metadata, "pool") is taken
 
 
 def test_kubelet_waits_longer_than_the_engine_drains() -> None:

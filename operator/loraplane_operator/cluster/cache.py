@@ -6,12 +6,15 @@ report never replaces a newer one. A uid never comes back, so that what was repo
 however late another report of it arrives.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from loraplane_operator.actions import ObjectRef
 from loraplane_operator.cluster.kinds import ref_of
+
+log = logging.getLogger(__name__)
 
 #: Uids of deleted objects that are remembered; late reports are seconds late, not thousands of deletions.
 _GONE_KEPT = 5000
@@ -58,9 +61,17 @@ class Cache:
         known = self._entries.get(ref)
         if uid in self._gone or (known is not None and _not_newer(version_of(version), known.version)):
             return False
-        entry = Entry(uid, version, tuple(metadata.get("finalizers") or ()), self._parsers[kind](raw))
+        entry = Entry(uid, version, tuple(metadata.get("finalizers") or ()), self._view(kind, ref, raw))
         self._entries[ref] = entry
         return known is None or known.view != entry.view
+
+    def _view(self, kind: str, ref: ObjectRef, raw: dict[str, Any]) -> object | None:
+        """Whatever somebody wrote into an object, it costs nobody else the view of theirs."""
+        try:
+            return self._parsers[kind](raw)
+        except Exception:
+            log.exception("reading an object broke", extra={"object": str(ref)})
+            return None
 
     def drop(self, ref: ObjectRef, uid: str) -> bool:
         """The object of this uid is gone; one that took its name stays."""

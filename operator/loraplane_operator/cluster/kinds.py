@@ -27,7 +27,8 @@ POOL = Kind(POOL_KIND, GROUP, VERSION, "basemodelpools")
 ADAPTER = Kind(ADAPTER_KIND, GROUP, VERSION, "loraadapters")
 STATEFUL_SET = Kind("StatefulSet", "apps", "v1", "statefulsets", LABEL_POOL)
 POD = Kind("Pod", "", "v1", "pods", LABEL_POOL)
-KINDS = {kind.name: kind for kind in (POOL, ADAPTER, STATEFUL_SET, POD)}
+SERVICE = Kind("Service", "", "v1", "services", LABEL_POOL)
+KINDS = {kind.name: kind for kind in (POOL, ADAPTER, STATEFUL_SET, POD, SERVICE)}
 
 
 def ref_of(kind: str, raw: Mapping[str, Any]) -> ObjectRef:

@@ -12,7 +12,7 @@ from typing import Any
 
 from loraplane_core.errors import Conflict, Forbidden, InvalidParameter, LoraplaneError, NotFound, Unavailable
 from loraplane_core.identity import PoolRef, ReplicaId
-from loraplane_core.labels import ADAPTER_KIND, API_VERSION, FINALIZER, POOL_KIND
+from loraplane_core.labels import ADAPTER_KIND, API_VERSION, FINALIZER, LABEL_POOL, POOL_KIND
 from loraplane_core.resources import uris
 from loraplane_core.resources.adapter import LoRAAdapter
 from loraplane_core.resources.documents import parse_document
@@ -23,7 +23,7 @@ from loraplane_operator.actions import Note, ObjectRef, WorkloadSpec
 from loraplane_operator.backoff import Backoff
 from loraplane_operator.cluster import manifests, pods
 from loraplane_operator.cluster.cache import Cache, Entry
-from loraplane_operator.cluster.kinds import ADAPTER, KINDS, POD, POOL, STATEFUL_SET, ref_of
+from loraplane_operator.cluster.kinds import ADAPTER, KINDS, POD, POOL, SERVICE, STATEFUL_SET, ref_of
 from loraplane_operator.cluster.kube_api import KubeApi
 from loraplane_operator.cluster.ownership import owned_status
 from loraplane_operator.cluster.port import Observation
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 #: Watches do the work; a full list now and then finds what they may have missed.
 RELIST_SECONDS = 60.0
-#: The manifests that are not watched (Service, Secret, budget) are applied again this often.
+#: The manifests that are not watched (Secret, budget) are applied again this often.
 REAPPLY_SECONDS = 300.0
 #: One that starts is refused what it may by an API server that has just started. Whoever is refused for longer has
 #: lost a namespace, to its deletion for example, which must not hold up the others.
@@ -70,14 +70,16 @@ class KubernetesCluster:
                 ADAPTER.name: _adapter,
                 STATEFUL_SET.name: pods.set_view,
                 POD.name: lambda raw: pods.pod_view(raw, site_revision),
+                SERVICE.name: manifests.service_view,
             }
         )
         self._recorder = Recorder(api, clock)
-        self._applied: dict[PoolRef, tuple[WorkloadSpec, EngineCredentials]] = {}
+        self._applied: dict[PoolRef, WorkloadSpec] = {}
         self._applying: defaultdict[PoolRef, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._doubt = asyncio.Event()
         self._complete = False
         self._refused: dict[str, float] = {}  # namespaces that may not be read, since when
+        self._suspects: set[PoolRef] = set()  # whose manifests others may have changed since they were applied
         self._wake: Callable[[], None] = lambda: None
         self._returned: Callable[[], None] = lambda: None
 
@@ -95,7 +97,7 @@ class KubernetesCluster:
                 failures = 0
                 if time.monotonic() >= reapply_at:
                     reapply_at = time.monotonic() + REAPPLY_SECONDS
-                    await self._reapply()
+                    self._suspect(*self._applied)
             except LoraplaneError as error:
                 failures += 1
                 log.warning("the cluster could not be read", extra={"error": error.message})
@@ -125,6 +127,8 @@ class KubernetesCluster:
         self._complete = True
         if changed:
             self._wake()
+        for pool in self._applied:
+            self._check_service(pool)
 
     def _refuse(self, refused: Mapping[str, Forbidden]) -> bool:
         """Whether there is news of what may be read."""
@@ -146,8 +150,14 @@ class KubernetesCluster:
         if listed:
             self._doubt.set()
         uid = raw["metadata"].get("uid", "")
+        known = self._cache.get(ref)
         if self._cache.drop(ref, uid) if deleted else self._cache.put(kind, dict(raw)):
             self._wake()
+        if kind == SERVICE.name:
+            self._check_service(PoolRef(ref.namespace, ref.name))
+        elif kind == POD.name and not (deleted or listed) and (known is None or known.uid != uid):
+            pool = (raw["metadata"].get("labels") or {}).get(LABEL_POOL, "")
+            self._suspect(PoolRef(ref.namespace, pool))  # it cannot start without its Secret
 
     async def observe(self) -> Observation | None:
         if not self._complete:
@@ -161,13 +171,19 @@ class KubernetesCluster:
             unreadable=self._cache.unreadable(POOL.name, ADAPTER.name),
             # What nobody can read is no orphan.
             namespaces=frozenset(self._namespaces) - self._refused.keys(),
+            suspects=frozenset(self._suspects),
             pool_namespaces=self._pool_namespaces,
         )
 
     async def apply(self, spec: WorkloadSpec, credentials: EngineCredentials) -> None:
         async with self._applying[spec.pool]:
-            await self._apply(spec, credentials)
-            self._applied[spec.pool] = spec, credentials
+            self._suspects.discard(spec.pool)
+            try:
+                await self._apply(spec, credentials)
+            except LoraplaneError:
+                self._suspects.add(spec.pool)
+                raise
+            self._applied[spec.pool] = spec
 
     async def restart(self, pool: PoolRef, ordinal: int) -> None:
         """Deletes the pod that was seen: whatever has taken its name meanwhile is what was wanted."""
@@ -175,7 +191,7 @@ class KubernetesCluster:
         known, wished = self._cache.get(ref), self._applied.get(pool)
         if known is None or not isinstance(known.view, pods.PodView):
             return
-        if wished is not None and known.view.replica.revision == wished[0].revision:
+        if wished is not None and known.view.replica.revision == wished.revision:
             return
         with contextlib.suppress(Conflict):
             await self._call(self._api.delete(_path(ref), uid=known.uid))
@@ -184,7 +200,11 @@ class KubernetesCluster:
         """The other manifests are owned by the pool and go with it."""
         async with self._applying[pool]:
             self._applied.pop(pool, None)
-            await self._call(self._api.delete(STATEFUL_SET.path(*pool)))
+            self._suspects.discard(pool)
+            known = self._cache.get(ObjectRef(STATEFUL_SET.name, *pool))
+            if known is not None and known.view is not None:  # else it is gone, or another's of that name
+                with contextlib.suppress(Conflict):
+                    await self._call(self._api.delete(STATEFUL_SET.path(*pool), uid=known.uid))
         self._applying.pop(pool, None)
 
     async def patch_status(self, ref: ObjectRef, uid: str, status: Mapping[str, Any]) -> None:
@@ -269,19 +289,39 @@ class KubernetesCluster:
             raise
 
     async def _apply(self, spec: WorkloadSpec, credentials: EngineCredentials) -> None:
-        for path, manifest in manifests.workload_manifests(spec, credentials, self._site):
+        """Raises Conflict (name_taken), before anything is written, when somebody else's object has a name of its."""
+        wanted = manifests.workload_manifests(spec, credentials, self._site)
+        for path, manifest in wanted:
+            await self._check_free(path, manifest["kind"], spec.pool)
+        for path, manifest in wanted:
             answer = await self._call(self._api.apply(path, manifest))
-            if manifest["kind"] == STATEFUL_SET.name and (answer.get("metadata") or {}).get("name"):
-                self._cache.put(STATEFUL_SET.name, answer)
+            if manifest["kind"] in KINDS and (answer.get("metadata") or {}).get("name"):
+                self._cache.put(manifest["kind"], answer)
 
-    async def _reapply(self) -> None:
-        """Undo what others did to manifests that nobody watches. Without a change it costs a read each."""
-        for pool in list(self._applied):
-            async with self._applying[pool]:
-                latest = self._applied.get(pool)
-                owner = self._cache.get(ObjectRef(POOL_KIND, *pool))
-                if latest is not None and owner is not None and owner.uid == latest[0].uid:
-                    await self._apply(*latest)
+    async def _check_free(self, path: str, kind: str, pool: PoolRef) -> None:
+        """An apply would take the object over, and later take it along with the pool. Looked at by a patch that
+        changes nothing, which needs no right to read: there is none for Secrets."""
+        try:
+            found = await self._call(self._api.merge(path, {}))
+        except NotFound:
+            return
+        metadata = found.get("metadata") or {}
+        if not manifests.may_take(metadata, pool.name):
+            told = f"{kind} {metadata.get('name')} exists and is not pool {pool}'s; remove or rename one of them"
+            raise Conflict(told, code="name_taken")
+
+    def _suspect(self, *pools: PoolRef) -> None:
+        fresh = {pool for pool in pools if pool in self._applied} - self._suspects
+        if fresh:
+            self._suspects |= fresh
+            self._wake()
+
+    def _check_service(self, pool: PoolRef) -> None:
+        if pool not in self._applied or self._applying[pool].locked():
+            return
+        known = self._cache.get(ObjectRef(SERVICE.name, *pool))
+        if known is None or known.view != manifests.wished_service(self._applied[pool]):
+            self._suspect(pool)
 
 
 def locate_base(pool: PoolObject) -> BaseLocation:

@@ -5,11 +5,20 @@ PodDisruptionBudget. Pure functions.
 import base64
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from loraplane_core.identity import PoolRef
-from loraplane_core.labels import ANNOTATION_EPOCH, API_VERSION, LABEL_MANAGED_BY, LABEL_POOL, MANAGED_BY, POOL_KIND
+from loraplane_core.labels import (
+    ANNOTATION_EPOCH,
+    API_VERSION,
+    GROUP,
+    LABEL_MANAGED_BY,
+    LABEL_POOL,
+    MANAGED_BY,
+    POOL_KIND,
+)
 from loraplane_core.wire import encode
 from loraplane_core.wire.supervisor import EngineCredentials
 from loraplane_operator.actions import WorkloadSpec
@@ -68,6 +77,24 @@ def wished_revision(annotation: str, site: str) -> str:
     return annotation.removesuffix(f".{site}")
 
 
+def is_pools(metadata: Mapping[str, Any], pool: str) -> bool:
+    """Whether the object is controlled by a pool of that name; also by a former one, whose place the next one takes."""
+    for owner in metadata.get("ownerReferences") or ():
+        if owner.get("controller"):
+            group = str(owner.get("apiVersion", "")).partition("/")[0]
+            return (group, owner.get("kind"), owner.get("name")) == (GROUP, POOL_KIND, pool)
+    return False
+
+
+def may_take(metadata: Mapping[str, Any], pool: str) -> bool:
+    """Whether an object that has a name which the pool needs may be applied over: it is the pool's, or nobody's and
+    bears the marks that only this operator gives (its owner was taken off, as by an orphaning deletion)."""
+    if any(owner.get("controller") for owner in metadata.get("ownerReferences") or ()):
+        return is_pools(metadata, pool)
+    labels = metadata.get("labels") or {}
+    return (labels.get(LABEL_POOL), labels.get(LABEL_MANAGED_BY)) == (pool, MANAGED_BY)
+
+
 def secret_name(pool: str) -> str:
     return f"{pool}-engine"
 
@@ -98,6 +125,8 @@ def _service(spec: WorkloadSpec) -> dict[str, Any]:
 
     Not-ready pods are not published: that would make every endpoint `ready`, and readiness is what routing
     reads there. A pod that is not ready is still listed, as one that is not ready.
+
+    It selects by both of our labels: the pool's alone is easily put on something else.
     """
     return {
         "apiVersion": "v1",
@@ -105,10 +134,31 @@ def _service(spec: WorkloadSpec) -> dict[str, Any]:
         "metadata": _service_metadata(spec),
         "spec": {
             "clusterIP": "None",
-            "selector": {LABEL_POOL: spec.pool.name},
+            "selector": _labels(spec),
             "ports": [{"name": name, "port": port, "targetPort": name} for name, port in PORTS.items()],
         },
     }
+
+
+class ServiceView(NamedTuple):
+    """What of a pool's Service decides whether gateways find its engines."""
+
+    selector: frozenset[tuple[str, str]]
+    ports: frozenset[tuple[str, int]]
+    epoch: str
+
+
+def service_view(raw: Mapping[str, Any]) -> ServiceView:
+    spec, labels = raw.get("spec") or {}, raw["metadata"].get("labels") or {}
+    return ServiceView(
+        selector=frozenset((spec.get("selector") or {}).items()),
+        ports=frozenset((port.get("name", ""), port["port"]) for port in spec.get("ports") or []),
+        epoch=labels.get(ANNOTATION_EPOCH, ""),
+    )
+
+
+def wished_service(spec: WorkloadSpec) -> ServiceView:
+    return service_view(_service(spec))
 
 
 def _service_metadata(spec: WorkloadSpec) -> dict[str, Any]:
@@ -123,7 +173,7 @@ def _budget(spec: WorkloadSpec) -> dict[str, Any]:
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": _metadata(spec, spec.pool.name),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {LABEL_POOL: spec.pool.name}}},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _labels(spec)}},
     }
 
 

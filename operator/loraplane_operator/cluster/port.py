@@ -25,6 +25,7 @@ class Observation:
     #: Objects that exist, by uid, and cannot be read: nothing of theirs may be taken for an orphan.
     unreadable: Mapping[ObjectRef, str] = field(default_factory=dict)
     pool_namespaces: frozenset[str] | None = None  # those of them where pools are honoured; None = all
+    suspects: frozenset[PoolRef] = frozenset()  # pools of whose workload somebody else may have changed a part
 
 
 class Cluster(Protocol):
