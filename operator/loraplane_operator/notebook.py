@@ -1,12 +1,14 @@
 """The mutable side of Memory: what answers taught, kept between passes and pruned by what the feed shows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from loraplane_core.identity import AdapterId, PoolRef, ReplicaId
 from loraplane_core.wire.engine import WARM, ModelInfo
 from loraplane_core.wire.registry import PoolReport, Version
 from loraplane_operator.actions import Action, ActivateVersion, ClaimAdapter, Register, WorkloadSpec
-from loraplane_operator.words import Engine, Failure, Memory, Plan, RegistryView, Residue, Wait
+from loraplane_operator.plan.bases import told_digest
+from loraplane_operator.words import Engine, Failure, Memory, Plan, PoolObject, RegistryView, Residue, Wait
 
 
 class Notebook:
@@ -16,7 +18,7 @@ class Notebook:
         self.registered_at: dict[tuple[str, str], float] = {}
         self.claims: set[str] = set()
         self.released: set[str] = set()
-        self.models: dict[PoolRef, ModelInfo] = {}
+        self.models: dict[str, ModelInfo] = {}
         self.warmed: dict[tuple[ReplicaId, AdapterId], str] = {}
         self.lost_since: dict[tuple[ReplicaId, AdapterId], float] = {}
         self.failures: dict[Action, Failure] = {}
@@ -62,13 +64,23 @@ class Notebook:
             if isinstance(action, ClaimAdapter | Register | ActivateVersion) and action.tenant == tenant:
                 del self.failures[action]
 
-    def learn(self, engines: Iterable[Engine], uids: frozenset[str], registry: RegistryView | None) -> None:
+    def learn(
+        self,
+        engines: Iterable[Engine],
+        uids: frozenset[str],
+        registry: RegistryView | None,
+        pools: Mapping[PoolRef, PoolObject] = MappingProxyType({}),
+    ) -> None:
         """Take over what engines told; drop what the feed has overtaken and objects that are gone (not in `uids`)."""
         heard = {engine.replica: engine for engine in engines}
         for replica, engine in heard.items():
             if self._heard.get(replica) is not engine:
                 self._hear(engine)
+            if (pool := pools.get(replica.pool_ref)) is not None:
+                self._meet(pool, engine)
         self._heard = heard
+        for uid in self.models.keys() - uids:
+            del self.models[uid]
         for key in [key for key in self.registered if key[0] not in uids]:
             del self.registered[key], self.registered_at[key]
         for uid in self.status_written.keys() - uids:
@@ -82,8 +94,15 @@ class Notebook:
         for ref, residence in engine.residences.items():
             if residence.residency in WARM and residence.warm_wanted:
                 self.warmed[engine.replica, AdapterId(*ref, residence.digest)] = engine.boot
-        if engine.model is not None:
-            self.models[engine.replica.pool_ref] = engine.model
+
+    def _meet(self, pool: PoolObject, engine: Engine) -> None:
+        """The first engine tells what the pool's base is. One that differs from it, or from what the pool says, is
+        wrong, and changes nothing for the others; so is one of a former pool of that name."""
+        model = engine.model
+        if model is None or pool.meta.uid in self.models or engine.base != pool.base_model:
+            return
+        if model.base_digest == engine.base_digest and told_digest(pool) in ("", model.base_digest):
+            self.models[pool.meta.uid] = model
 
     def let_go(self, replica: ReplicaId, id_: AdapterId) -> None:
         """By our own doing it is no longer warm there; its absence is no drift."""

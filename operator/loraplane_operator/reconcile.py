@@ -15,7 +15,7 @@ from loraplane_operator.cluster.port import Cluster
 from loraplane_operator.engines.fleet import Fleet
 from loraplane_operator.execute import Executor
 from loraplane_operator.faults import Fault
-from loraplane_operator.lanes import gate
+from loraplane_operator.lanes import CLUSTER_GATES, gate
 from loraplane_operator.notebook import Notebook
 from loraplane_operator.plan import plan
 from loraplane_operator.registry.client import RegistryClient
@@ -37,8 +37,6 @@ GATHER_MAX_SECONDS = 0.8
 GRACE_SECONDS = 10.0
 IDLE_CONNECTIONS = 20
 _BROKEN_SECONDS = 1.0
-#: Gates (lanes.py) of what goes to the API server, or to the supervisor.
-_CLUSTER_GATES = frozenset({"finalizer", "status", "workload"})
 
 
 class Wakeup:
@@ -191,7 +189,7 @@ class Reconciler:
         failure: an API server that comes back refuses at first. What fails for the absence of an engine or of the
         registry is not planned then, and so forgotten by itself."""
         failures = self._notebook.failures
-        forgiven = [action for action in failures if gate(action) in _CLUSTER_GATES]
+        forgiven = [action for action in failures if gate(action) in CLUSTER_GATES]
         for action in forgiven:
             del failures[action]
         if forgiven:
@@ -207,7 +205,7 @@ class Reconciler:
         self._subjects.learn(seen.pools.values(), seen.adapters)
         metas = [obj.meta for obj in seen.adapters] + [pool.meta for pool in seen.pools.values()]
         uids = frozenset([meta.uid for meta in metas] + list(seen.unreadable.values()))
-        self._notebook.learn(engines.values(), uids, registry)
+        self._notebook.learn(engines.values(), uids, registry, seen.pools)
         metrics.OBJECTS.labels(POOL_KIND).set(len(seen.pools))
         metrics.OBJECTS.labels(ADAPTER_KIND).set(len(seen.adapters))
         metrics.ENGINES.set(len(engines))
@@ -224,6 +222,7 @@ class Reconciler:
             namespaces=seen.namespaces,
             pool_namespaces=seen.pool_namespaces,
             artifacts_url=self._artifacts_url,
+            suspects=seen.suspects,
         )
 
 

@@ -172,8 +172,9 @@ class Residue:
 
 
 #: Something that takes its time, and has a bound: a replica that is to go down waits for its adapters to be warm
-#: elsewhere, or one becomes ready.
-Wait = tuple[Literal["leave", "start"], ReplicaId]
+#: elsewhere, or one becomes ready; an object, by uid, is being deleted. By this process's own clock: that of the API
+#: server, which dates deletions, may be another.
+Wait = tuple[Literal["leave", "start"], ReplicaId] | tuple[Literal["delete"], str]
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class Memory:
     registered_at: Mapping[tuple[str, str], float] = field(default_factory=dict)
     claims: frozenset[str] = frozenset()  # uids claimed or released, that the feed has not shown yet
     released: frozenset[str] = frozenset()
-    models: Mapping[PoolRef, ModelInfo] = field(default_factory=dict)
+    models: Mapping[str, ModelInfo] = field(default_factory=dict)  # of bases, by uid of the pool
     #: Seen warm by our wish, and on which boot of the engine; kept when the engine loses it.
     warmed: Mapping[tuple[ReplicaId, AdapterId], str] = field(default_factory=dict)
     #: When one of those was first seen missing; kept until it is warm again and that was told.
@@ -222,6 +223,7 @@ class World:
     namespaces: frozenset[str] | None = None  # the ones observed; None = all
     pool_namespaces: frozenset[str] | None = None  # those of them where pools are honoured; None = all
     artifacts_url: str = ""
+    suspects: frozenset[PoolRef] = frozenset()  # pools of whose workload somebody else may have changed a part
 
     def failure(self, action: Action) -> Failure | None:
         return self.memory.failures.get(action)

@@ -281,7 +281,8 @@ def test_newer_pool_of_other_weights_under_one_name_says_so_o64() -> None:
 
 def test_pool_goes_at_its_deadline_whatever_is_left_of_it_and_says_so() -> None:
     gone = pool(meta=meta("BaseModelPool", "pool", deleting_since=NOW - 61))
-    (last,) = [each for each in of(SetFinalizer, world(pools={POOL: gone})) if each.ref.kind == "BaseModelPool"]
+    seen = world(pools={POOL: gone}, memory=replace(world().memory, waits={("delete", gone.meta.uid): NOW - 61}))
+    (last,) = [each for each in of(SetFinalizer, seen) if each.ref.kind == "BaseModelPool"]
     assert not last.present
     assert [note.reason for note in last.notes] == ["DeletionTimedOut"]
 

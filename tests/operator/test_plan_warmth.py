@@ -169,7 +169,8 @@ def test_object_without_the_claim_touches_no_engine_when_it_goes() -> None:
 
 def test_past_the_deadline_the_finalizer_goes_anyway_with_an_event() -> None:
     gone = adapter(meta=meta("LoRAAdapter", "pirate", deleting_since=NOW - 61))
-    (last,) = of(SetFinalizer, world(adapters=(gone,), registry=None, **everywhere(residence())))
+    memory = replace(world().memory, waits={("delete", gone.meta.uid): NOW - 61})
+    (last,) = of(SetFinalizer, world(adapters=(gone,), registry=None, memory=memory, **everywhere(residence())))
     assert (last.present, [note.reason for note in last.notes]) == (False, ["DeletionTimedOut"])
 
 

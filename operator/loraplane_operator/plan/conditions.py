@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from loraplane_core.resources.conditions import MESSAGE_MAX, ConditionStatus
 
+_WHOLE = {"type", "status", "reason", "message"}
+
 
 class Verdict(NamedTuple):
     """What one condition says now. `reason` is of core.resources.reasons, or another component's code in CamelCase."""
@@ -21,8 +23,9 @@ class Verdict(NamedTuple):
 
 
 def raw_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Condition objects of a status by type."""
-    return {raw["type"]: raw for raw in status.get("conditions") or []}
+    """Condition objects of a status by type. One of which somebody else has written a part is read as missing, and
+    so written anew: what is left of it, as ours, tells nothing."""
+    return {raw["type"]: raw for raw in status.get("conditions") or [] if raw.keys() >= _WHOLE}
 
 
 def render(
@@ -34,7 +37,7 @@ def render(
 
 
 def _rendered(verdict: Verdict, before: Mapping[str, Any] | None, generation: int, now: float) -> dict[str, Any]:
-    if before is not None and _told(before) == (*verdict[1:], generation):
+    if before is not None and _told(before) == (*verdict[1:], generation) and before.get("lastTransitionTime"):
         return dict(before)  # the usual case, and with many objects the one that counts
     message = verdict.message if len(verdict.message) <= MESSAGE_MAX else f"{verdict.message[: MESSAGE_MAX - 3]}..."
     since = before.get("lastTransitionTime") if before is not None and before.get("status") == verdict.status else ""

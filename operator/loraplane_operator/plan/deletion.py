@@ -16,7 +16,7 @@ from loraplane_operator.plan.conditions import Verdict, raw_conditions, render
 from loraplane_operator.plan.status import ObjectPlan, status_action
 from loraplane_operator.plan.warmth import Warmth
 from loraplane_operator.plan.wishes import holds_claim
-from loraplane_operator.words import AdapterObject, Residue, World
+from loraplane_operator.words import AdapterObject, Residue, Wait, World
 
 #: Gateways have the flip to "no version" by then: they get a notice at once, and poll every second without one.
 GATEWAYS_SECONDS = 1.0
@@ -26,11 +26,17 @@ DEADLINE_SECONDS = 60.0
 
 
 def plan_deletion(world: World, obj: AdapterObject, warmth: Warmth) -> ObjectPlan:
-    meta = obj.meta
-    if not meta.finalized or meta.deleting_since is None:
+    """Also where somebody took our finalizer off and another's still holds the object: it must not be served on."""
+    wait: Wait = "delete", obj.meta.uid
+    if not obj.meta.finalized and not holds_claim(world, obj):
         return ObjectPlan()  # it goes by itself
-    deadline = meta.deleting_since + DEADLINE_SECONDS
-    if world.now >= deadline:
+    since = world.memory.waits.get(wait, world.now)
+    return replace(_step(world, obj, warmth, since + DEADLINE_SECONDS), waits=frozenset({wait}))
+
+
+def _step(world: World, obj: AdapterObject, warmth: Warmth, deadline: float) -> ObjectPlan:
+    meta = obj.meta
+    if world.now >= deadline and meta.finalized:
         note = Note(meta.ref, meta.uid, "Warning", Reason.DELETION_TIMED_OUT, "draining reached its deadline")
         return ObjectPlan([SetFinalizer(meta.ref, meta.uid, present=False, why=note.message, notes=(note,))])
     if world.registry is None:
@@ -82,10 +88,10 @@ def _wait(world: World, obj: AdapterObject, message: str, actions: list[Action],
         Verdict("Deleting", "True", Reason.DELETING, message),
     ]
     rendered = render(verdicts, obj.status, obj.meta.generation, world.now)
-    before = AdapterStatus.model_validate(obj.status).to_wire()
+    before = AdapterStatus.model_validate({**obj.status, "conditions": []}).to_wire()
     status = {**before, "observedGeneration": obj.meta.generation, "conditions": rendered}
     write, due = status_action(world, obj.meta, obj.status, status)
-    return ObjectPlan(actions + write, min(due or deadline, deadline))
+    return ObjectPlan(actions + write, min((at for at in (due, deadline) if at and at > world.now), default=None))
 
 
 def plan_orphan_claims(world: World) -> list[Action]:

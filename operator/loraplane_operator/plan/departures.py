@@ -11,7 +11,8 @@ from functools import lru_cache
 
 from loraplane_core import placement
 from loraplane_core.identity import AdapterId, ReplicaId
-from loraplane_operator.plan.rollout import next_down, placement_ids, serves
+from loraplane_operator.plan.bases import serves
+from loraplane_operator.plan.rollout import next_down, placement_ids
 from loraplane_operator.plan.warmth import is_warm, residence_of
 from loraplane_operator.plan.wishes import Target, Wish
 from loraplane_operator.words import AdapterKey, PoolObject, Replica, World

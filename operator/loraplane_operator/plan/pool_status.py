@@ -8,10 +8,11 @@ from loraplane_core.resources.pool import PoolAdapters, PoolCapacity, PoolStatus
 from loraplane_core.resources.reasons import Reason
 from loraplane_core.wire.engine import WARM
 from loraplane_operator.actions import Action, Note
+from loraplane_operator.plan.bases import base_digest_of, serves
 from loraplane_operator.plan.conditions import Verdict, raw_conditions, render
-from loraplane_operator.plan.rollout import next_down, outdated, serves, workload_spec
+from loraplane_operator.plan.rollout import next_down, outdated, workload_spec
 from loraplane_operator.plan.warmth import is_warm
-from loraplane_operator.plan.wishes import Wish, base_digest_of
+from loraplane_operator.plan.wishes import Wish
 from loraplane_operator.words import AdapterKey, Engine, PoolObject, Replica, World
 
 #: A replica that is not ready this long after its start does not become so by itself. A large base takes minutes.

@@ -18,6 +18,7 @@ from loraplane_operator.actions import (
     SetFinalizer,
     WorkloadSpec,
 )
+from loraplane_operator.plan.bases import model_of
 from loraplane_operator.plan.departures import LEAVE_SECONDS, Departure, departure
 from loraplane_operator.plan.pool_status import STALL_SECONDS, not_honoured_status, pool_notes, pool_status
 from loraplane_operator.plan.rollout import next_down, report_epoch, sized, workload_spec
@@ -109,6 +110,8 @@ def _apply(
         return [ApplyWorkload(spec, f"{len(running)} replicas, {spec.replicas} stay", notes)]
     if world.memory.applied.get(spec.pool) != spec:
         return [ApplyWorkload(spec, "not known to be applied as wished", notes)]
+    if spec.pool in world.suspects:
+        return [ApplyWorkload(spec, "somebody may have changed a part of it", notes)]
     return []
 
 
@@ -135,7 +138,7 @@ def _report(world: World, pool: PoolObject) -> list[Action]:
 
 
 def pool_report(world: World, pool: PoolObject) -> PoolReport:
-    model = world.memory.models.get(pool.ref)
+    model = model_of(world, pool)
     return PoolReport(
         base_model=pool.base_model,
         aliases=list(pool.aliases),
@@ -153,19 +156,21 @@ def pool_report(world: World, pool: PoolObject) -> PoolReport:
 def _delete(world: World, pool: PoolObject) -> ObjectPlan:
     """Engines first, then the report, then the finalizer; past the deadline the finalizer goes anyway."""
     meta = pool.meta
-    if not meta.finalized or meta.deleting_since is None:
+    if not meta.finalized:
         return ObjectPlan()
+    wait: Wait = "delete", meta.uid
     actions: list[Action] = []
     if world.workloads is None or pool.ref in world.workloads:
         actions.append(DeleteWorkload(pool.ref, why="pool deleted"))
     elif world.memory.reports.get(pool.ref, ...) is not None:
         actions.append(RemoveReport(pool.ref, why="pool deleted"))
-    deadline = meta.deleting_since + DELETION_SECONDS
+    deadline = world.memory.waits.get(wait, world.now) + DELETION_SECONDS
     if not actions:
         return ObjectPlan([SetFinalizer(meta.ref, meta.uid, present=False, why="nothing is left of the pool")])
     if world.now < deadline:
-        return ObjectPlan(actions, deadline)
+        return ObjectPlan(actions, deadline, waits=frozenset({wait}))
     left = "its engines may still run" if isinstance(actions[0], DeleteWorkload) else "the registry may still know it"
     told = f"the pool goes after {DELETION_SECONDS:g} s, though {left}"
     note = Note(meta.ref, meta.uid, "Warning", Reason.DELETION_TIMED_OUT, told)
-    return ObjectPlan([*actions, SetFinalizer(meta.ref, meta.uid, False, "the deadline is over", (note,))])
+    going = SetFinalizer(meta.ref, meta.uid, False, "the deadline is over", (note,))
+    return ObjectPlan([*actions, going], waits=frozenset({wait}))

@@ -14,6 +14,7 @@ from loraplane_core.errors import InvalidName
 from loraplane_core.identity import AdapterId, PoolRef, ReplicaId
 from loraplane_core.resources.reasons import Reason
 from loraplane_core.wire.registry import Adapter, Version
+from loraplane_operator.plan.bases import base_digest_of
 from loraplane_operator.plan.rollout import placement_ids
 from loraplane_operator.words import AdapterKey, AdapterObject, PoolObject, World
 
@@ -183,12 +184,6 @@ def admits(pool: PoolObject, tenant: str, namespace: str) -> str | None:
 def _same_base(world: World, one: PoolObject, other: PoolObject) -> bool:
     digests = base_digest_of(world, one), base_digest_of(world, other)
     return digests[0] == digests[1] if all(digests) else one.base_model == other.base_model
-
-
-def base_digest_of(world: World, pool: PoolObject) -> str:
-    """What the pool's base is known to be: declared, else told by an engine; "" while unknown."""
-    model = world.memory.models.get(pool.ref)
-    return pool.base_digest or (model.base_digest if model else "")
 
 
 def wished_replicas(found: Mapping[AdapterKey, Wish]) -> dict[tuple[ReplicaId, AdapterId], Target]:
