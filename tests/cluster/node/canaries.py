@@ -93,7 +93,7 @@ class Witness:
             self._hunt.add_secret(raw)
         texts = {place: "\n".join(found) for place, found in self._texts.items()}
         for place, descriptor in self._logs.values():
-            texts[place] = texts.get(place, "") + _log(descriptor)
+            texts[place] = texts.get(place, "") + _content(descriptor)
         kinds = {place.partition(" ")[0] for place in texts}
         missing = {"object", "log", "environment", "command"} - kinds
         assert not missing, f"nothing was seen of: {', '.join(sorted(missing))}"
@@ -118,7 +118,7 @@ class Witness:
         pods = self._open_logs()
         for place, text in _processes(self._cluster.name, pods):
             self.read(place, text)
-        with contextlib.suppress(httpx.TransportError):  # the story may stop the API server
+        with contextlib.suppress(httpx.TransportError, Refused):  # not now; the next glance has them
             for namespace in self._namespaces:
                 for raw in self._kube.items(f"/api/v1/namespaces/{namespace}/secrets{_NOT_HELM}"):
                     self._secrets[f"{raw['metadata']['uid']}@{raw['metadata']['resourceVersion']}"] = raw
@@ -131,8 +131,8 @@ class Witness:
             if namespace not in self._namespaces:
                 continue
             pods[uid] = f"{namespace}/{name}"
-            for file in folder.glob("*/*"):
-                with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):  # the pod goes at this moment
+                for file in folder.glob("*/*"):
                     found = file.stat()
                     if (found.st_dev, found.st_ino) not in self._logs:
                         place = f"log of {pods[uid]}/{file.parent.name}"
@@ -140,16 +140,11 @@ class Witness:
         return pods
 
 
-def _log(descriptor: int) -> str:
-    """Without the runtime's time and stream; lines that it has cut are whole again."""
+def _content(descriptor: int) -> str:
+    """All of it. A long line that the runtime has cut keeps enough of a secret on one side of the cut."""
     with os.fdopen(os.dup(descriptor), "rb") as file:
         file.seek(0)
-        content = file.read().decode(errors="replace")
-    found = []
-    for line in content.splitlines():
-        _time, _stream, tag, text = (*line.split(" ", 3), "", "", "")[:4]
-        found.append(text if tag == "P" else f"{text}\n")
-    return "".join(found)
+        return file.read().decode(errors="replace")
 
 
 def _processes(cluster: str, pods: dict[str, str]) -> Iterator[tuple[str, str]]:
