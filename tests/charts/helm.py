@@ -52,9 +52,9 @@ def helm(*arguments: str, env: dict[str, str] | None = None, seconds: int = _SEC
     return done.stdout
 
 
-def template(*values: Path, settings: dict[str, str] | None = None) -> str:
+def template(*values: Path, settings: dict[str, str] | None = None, namespace: str = NAMESPACE) -> str:
     """The whole rendering, hooks and the test included."""
-    arguments = ["template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", KUBERNETES]
+    arguments = ["template", RELEASE, str(CHART), "--namespace", namespace, "--kube-version", KUBERNETES]
     for file in values:
         arguments += ["--values", str(file)]
     for name, value in (settings or {}).items():

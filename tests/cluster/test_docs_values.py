@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.charts.helm import NAMESPACE, objects, pod_templates, template
+from tests.charts.helm import objects, pod_templates, template
 from tests.cluster.install import install_crds
 from tests.cluster.kube import Kube, Refused
 from tests.cluster.services import ROOT, until
@@ -19,6 +19,8 @@ from tests.docs.blocks import Block, read
 BLOCKS = [block for block in read(ROOT / "docs" / "install.md") if block.language == "yaml"]
 VALUES = [block for block in BLOCKS if block.marker == "values"]
 OBJECTS = [block for block in BLOCKS if block.marker == "object"]
+#: Not the one of test_chart.py, which may still be going.
+NAMESPACE = "lp-docs"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
@@ -59,7 +61,7 @@ def tried(kube: Kube, raw: dict[str, Any]) -> str:
 def test_values_that_are_shown_are_rendered_and_taken(kube: Kube, tmp_path: Path, block: Block) -> None:
     file = tmp_path / "values.yaml"
     file.write_text(block.text)
-    rendered = objects(template(file))
+    rendered = objects(template(file, namespace=NAMESPACE))
     refused = {f"{raw['kind']}/{raw['metadata']['name']}": tried(kube, raw) for raw in rendered}
     assert {name: why for name, why in refused.items() if why} == {}
     for where, made in pod_templates(rendered).items():
