@@ -3,18 +3,20 @@
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from tests.docs.blocks import ROOT, Block
 
-#: Not shown in the copy of the checkout: what the blocks make there is theirs.
-_OWN = frozenset({".loraplane", ".git", ".cache"})
-
-
+#: Not linked into the copy of the checkout: what the blocks make there is theirs.
+_OWN = frozenset({".loraplane", ".git", ".cache", "examples"})
 END_SECONDS = 15.0
 
 
@@ -22,11 +24,18 @@ class Failed(Exception):
     """Which block, and what it printed."""
 
 
-def checkout(folder: Path) -> Path:
-    """A folder in which every relative path of the documents is right, and `.loraplane` is new."""
+def checkout(folder: Path, change_pool: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """A folder in which every relative path of the documents is right, and `.loraplane` is new.
+
+    The examples' pools are what `change_pool` makes of them: as much as the machine of a test has room for.
+    """
+    folder.mkdir()
     for entry in ROOT.iterdir():
         if entry.name not in _OWN:
             (folder / entry.name).symlink_to(entry)
+    shutil.copytree(ROOT / "examples", folder / "examples")  # a folder of YAML is read without following links
+    for file in (folder / "examples" / "pools").glob("*.yaml"):
+        file.write_text(yaml.safe_dump(change_pool(yaml.safe_load(file.read_text()))))
     (folder / ".loraplane").mkdir(mode=0o700)
     (folder / ".loraplane" / "models").symlink_to(ROOT / ".loraplane" / "models")
     return folder

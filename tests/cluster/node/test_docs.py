@@ -81,19 +81,8 @@ def folder(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
     """The copy of the checkout in which it is all typed; images and volumes are there."""
     for name in IMAGES.values():
         cluster.load_image(archive(name))
-    made = tmp_path / "checkout"
-    made.mkdir()
-    checkout(made)
+    made = checkout(tmp_path / "checkout", small_pool)
     (made / "my-values.yaml").write_text(yaml.safe_dump(values()))
-    examples = made / "examples"
-    examples.unlink()
-    examples.mkdir()
-    for entry in (ROOT / "examples").iterdir():
-        if entry.name != "pools":
-            (examples / entry.name).symlink_to(entry)
-    (examples / "pools").mkdir()
-    for file in (ROOT / "examples" / "pools").iterdir():
-        (examples / "pools" / file.name).write_text(yaml.safe_dump(small_pool(yaml.safe_load(file.read_text()))))
     with contextlib.ExitStack() as stack:
         kube = stack.enter_context(contextlib.closing(Kube(cluster.kubeconfig)))
         stack.callback(_clean, kube)
