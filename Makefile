@@ -6,12 +6,11 @@ MODELS := .loraplane/models
 MODEL  := $(MODELS)/smollm2-135m-instruct
 CLUSTER := $(BIN)/python -m tests.cluster.tool
 # Tests with real pods that need no image of ours.
-PODS   := $(addprefix tests/cluster/node/test_,pods.py enforcer.py canaries.py)
 export UV_PYTHON_DOWNLOADS := never
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install model demo up down check lint types imports drift crds chart test check-slow check-cluster check-images \
+.PHONY: help install model demo up down check lint types imports drift crds chart test check-slow check-cluster \
 	images cluster-up cluster-down cluster-shell bench-engine pins clean
 
 help: ## Show what can be made
@@ -74,16 +73,11 @@ chart: $(VENV)/.stamp ## Render every set of values anew into tests/charts/golde
 test: $(VENV)/.stamp model
 	@$(BIN)/pytest -q -n 2 --dist loadfile --ignore=tests/cluster -m 'not slow'  # more waiting than work: two workers halve it
 
-check-cluster: $(VENV)/.stamp model ## Tests on a real control plane and with real pods; needs root and Go; ≤ 20 minutes cold
+check-cluster: $(VENV)/.stamp model images ## Tests on a real control plane and with real pods; needs root, Debian and Go; ≤ 40 minutes cold
 	@$(CLUSTER) run --name check -- $(BIN)/pytest -q tests/cluster -m 'not slow' --ignore=tests/cluster/node
-	@$(CLUSTER) run --name check-node --level node -- $(BIN)/pytest -q $(PODS)
+	@$(CLUSTER) run --name check-node --level node -- $(BIN)/pytest -q tests/cluster/node -m 'not slow'
 	@$(BIN)/pytest -q -n 2 tests/charts  # here, too, since it needs the helm that was built
-	@echo "not run by make check-cluster: make check-images and what is marked slow (make check-slow)"
-
-check-images: images ## The images and the chart in real pods; builds the images first (minutes, once)
-	@$(CLUSTER) run --name check-images --level node -- $(BIN)/pytest -q tests/cluster/node \
-		$(addprefix --ignore=,$(PODS) tests/cluster/node/test_docs.py)
-	@$(CLUSTER) run --name check-docs --level node -- $(BIN)/pytest -q tests/cluster/node/test_docs.py  # it ends with the CRDs
+	@echo "not run by make check-cluster: what is marked slow (make check-slow)"
 
 check-slow: $(VENV)/.stamp model ## Kill loops and other long tests on a cluster of their own, ≤ 20 minutes
 	@$(CLUSTER) run --name check-slow -- $(BIN)/pytest -q -m slow
