@@ -1,4 +1,4 @@
-"""The end of the story, in the last file of it: what stays of an installation, and that it goes without a trace then."""
+"""The end of the story: what stays of an installation, and that it goes without a trace then."""
 
 import pytest
 
