@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from loraplane_core.credentials import read_key
 from loraplane_gateway.db.engine import driver_url
+from loraplane_gateway.urls import REDIS_FORM, REDIS_SCHEMES, check_url
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -55,8 +56,8 @@ class RegistrySettings(BaseSettings):
     @field_validator("redis_url")
     @classmethod
     def _is_redis(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not value.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("a Redis URL reads redis://HOST:PORT/DATABASE")
+        if value is not None:
+            check_url(value.get_secret_value(), REDIS_SCHEMES, REDIS_FORM)
         return value
 
     @field_validator("adapter_root")

@@ -85,6 +85,7 @@ def test_role_keys_of_no_master_are_refused(tmp_path: Path, capsys: pytest.Captu
 
 def test_owner_url_comes_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
+    monkeypatch.setattr("loraplane_gateway.db.wait.until_it_answers", lambda *_: None)
     monkeypatch.setattr("loraplane_gateway.db.migrate.migrate", seen.append)
     (tmp_path / "owner-url").write_text(URL + "\n")
     assert main(["migrate", "--owner-url-file", str(tmp_path / "owner-url")]) == 0

@@ -8,6 +8,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from loraplane_core.credentials import read_key
 from loraplane_core.identity import is_name
+from loraplane_gateway.db.engine import driver_url
+from loraplane_gateway.urls import REDIS_FORM, REDIS_SCHEMES, check_url
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -59,15 +61,14 @@ class DataSettings(BaseSettings):
     @field_validator("database_url")
     @classmethod
     def _is_postgres(cls, value: SecretStr) -> SecretStr:
-        if not value.get_secret_value().startswith(("postgresql://", "postgres://")):
-            raise ValueError("must read postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+        driver_url(value.get_secret_value())
         return value
 
     @field_validator("redis_url")
     @classmethod
     def _is_redis(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not value.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("must read redis://[:PASSWORD@]HOST:PORT/NUMBER")
+        if value is not None:
+            check_url(value.get_secret_value(), REDIS_SCHEMES, REDIS_FORM)
         return value
 
     @model_validator(mode="after")

@@ -2,9 +2,11 @@
 
 import psycopg
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from loraplane_gateway.urls import check_url
 
 CONNECT_SECONDS = 3
 STATEMENT_SECONDS = 5
@@ -30,14 +32,9 @@ def named(error: BaseException) -> str:
 
 
 def driver_url(url: str) -> URL:
-    """A plain postgresql:// URL for SQLAlchemy with psycopg. Raises ValueError for any other kind."""
-    try:
-        parsed = make_url(url)
-    except ArgumentError:
-        parsed = None
-    if parsed is None or parsed.drivername != "postgresql":
-        raise ValueError("a database URL reads postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
-    return parsed.set(drivername="postgresql+psycopg")
+    """A plain postgresql:// URL for SQLAlchemy with psycopg. Raises ValueError, without the URL, for any other."""
+    check_url(url, ("postgresql",), "postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+    return make_url(url).set(drivername="postgresql+psycopg")
 
 
 def create_engine(url: str, *, application: str, pool_size: int = 8) -> AsyncEngine:
