@@ -3,7 +3,7 @@
 import contextlib
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -17,7 +17,6 @@ from tests.cluster.node.installation import POOL, POOL_NAMESPACE, Installation, 
 from tests.cluster.node.probing import Prober, Target, probed
 from tests.cluster.node.restricted import container, pod, restricted_namespace, until_ready
 from tests.cluster.services import until
-from tests.cluster.tool import Cluster
 from tests.cluster.tool.controlplane import API_PORT
 from tests.cluster.tool.network import NODE_ADDRESS, NODE_LINK
 from tests.cluster.tool.node import DNS_ADDRESS
@@ -61,15 +60,39 @@ REACHES: dict[str, set[str]] = {
 }
 
 
+#: Roles of pods elsewhere, as values of the chart may name them; each gets to the free places but the gateway, too.
+ROLES = {
+    "client": {"gateway", "gateway's service"},
+    "admin": {"registry admin"},
+    "monitor": {"gateway metrics", "registry admin", "operator", *(f"{engine} metrics" for engine in ENGINES)},
+}
+
+
 @dataclass(frozen=True)
 class Scene:
-    cluster: Cluster
+    installed: Installation
+    elsewhere: str
     probers: dict[str, Prober]
     targets: dict[str, Target]
 
+    def until_in_force(self) -> None:
+        until(self.installed.cluster.policies_in_force, FORCE_SECONDS, "the policies in force")
+
+    def wrong(self, reaches: Mapping[str, Collection[str]]) -> dict[str, str]:
+        """What is not as it should be, from each of these probers to every target."""
+        found = probed(self.installed.cluster, {who: self.probers[who] for who in reaches}, self.targets)
+        wrong = {}
+        for who, reached in found.items():
+            for where, state in reached.items():
+                expected = "open" if where in reaches[who] else "shut"
+                itself = where.startswith(who)  # the gateway, the gateway's service: no policy keeps a pod from itself
+                if state != expected and not itself:
+                    wrong[f"{who} -> {where}"] = f"{state}, not {expected}"
+        return wrong
+
 
 @pytest.fixture(scope="module")
-def scene(served: Served, cluster: Cluster) -> Iterator[Scene]:
+def scene(served: Served) -> Iterator[Scene]:
     """The installation with its engines, and pods of others in the two namespaces and in a third."""
     installed, kube = served.installed, served.installed.kube
     with contextlib.ExitStack() as stack:
@@ -87,6 +110,7 @@ def scene(served: Served, cluster: Cluster) -> Iterator[Scene]:
             "gateway's labels beside the engines": (pools, "as-gateway", gateway),
             "engine's labels elsewhere": (elsewhere, "as-engine", engine),
             "gateway's labels elsewhere": (elsewhere, "as-gateway", gateway),
+            **{role: (elsewhere, role, {"role": role}) for role in ROLES},
         }
         paths = {}
         for who, (namespace, name, labels) in others.items():
@@ -95,9 +119,10 @@ def scene(served: Served, cluster: Cluster) -> Iterator[Scene]:
             paths[who] = f"{pods}/{name}"
             stack.callback(kube.delete, paths[who])
         found = {**own, **{who: until_ready(kube, path, POD_SECONDS) for who, path in paths.items()}}
-        until(cluster.policies_in_force, FORCE_SECONDS, "the policies in force")
         probers = {who: prober(raw, "bash" if who in DATABASES else "python") for who, raw in found.items()}
-        yield Scene(cluster, {who: probers[who] for who in REACHES}, targets_of(installed, found))
+        made = Scene(installed, elsewhere, probers, targets_of(installed, found))
+        made.until_in_force()
+        yield made
 
 
 @contextlib.contextmanager
@@ -155,16 +180,7 @@ def targets_of(installed: Installation, found: dict[str, Any]) -> dict[str, Targ
 
 def test_each_component_reaches_what_it_needs_and_nothing_else(scene: Scene) -> None:
     """What is shut would be open without the policies: the node, which they do not concern, reaches all of it."""
-    found = probed(scene.cluster, scene.probers, scene.targets)
-    assert set(found) == set(REACHES)
-    wrong = {}
-    for who, reached in found.items():
-        for where, state in reached.items():
-            expected = "open" if where in REACHES[who] else "shut"
-            itself = where.startswith(who)  # the gateway, the gateway's service: no policy keeps a pod from itself
-            if state != expected and not itself:
-                wrong[f"{who} -> {where}"] = f"{state}, not {expected}"
-    assert wrong == {}
+    assert scene.wrong(REACHES) == {}
 
 
 def test_all_of_it_is_there_to_be_reached(scene: Scene) -> None:
@@ -176,3 +192,20 @@ def test_all_of_it_is_there_to_be_reached(scene: Scene) -> None:
             except OSError as error:
                 shut.append(f"{name}: {error}")
     assert shut == []
+
+
+def test_who_may_call_administer_and_scrape_are_values(scene: Scene) -> None:
+    there = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": scene.elsewhere}}}
+    peers = {role: [{**there, "podSelector": {"matchLabels": {"role": role}}}] for role in ROLES}
+    scene.installed.upgrade(
+        networkPolicy__clients=peers["client"], networkPolicy__admins=peers["admin"], monitoring__from=peers["monitor"]
+    )
+    try:
+        scene.until_in_force()
+        free = FREE - ROLES["client"]
+        stranger = "bystander beside the gateway"
+        assert scene.wrong({stranger: free, **{role: free | own for role, own in ROLES.items()}}) == {}
+    finally:
+        scene.installed.upgrade()
+        scene.until_in_force()
+    assert scene.wrong(dict.fromkeys(ROLES, FREE)) == {}
