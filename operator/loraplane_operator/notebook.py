@@ -7,6 +7,7 @@ from loraplane_core.identity import AdapterId, PoolRef, ReplicaId
 from loraplane_core.wire.engine import WARM, ModelInfo
 from loraplane_core.wire.registry import PoolReport, Version
 from loraplane_operator.actions import Action, ActivateVersion, ClaimAdapter, Register, WorkloadSpec
+from loraplane_operator.lanes import gate
 from loraplane_operator.plan.bases import told_digest
 from loraplane_operator.words import Engine, Failure, Memory, Plan, PoolObject, RegistryView, Residue, Wait
 
@@ -53,10 +54,12 @@ class Notebook:
         self.registered[uid, source_hash], self.registered_at[uid, source_hash] = version, now
 
     def reconnected(self) -> None:
-        """A new feed: the registry may be another one, or may have lost its latest writes."""
+        """A new feed: the registry may be another one, or may have lost its latest writes. What failed while it was
+        away is asked for now, not when a back-off ends that grew with the absence."""
         self.reports.clear()
         self.claims.clear()
         self.released.clear()
+        self.failures = {action: failure for action, failure in self.failures.items() if gate(action) != "registry"}
 
     def tenant_changed(self, tenant: str) -> None:
         """What was refused for this tenant may be allowed now; do not wait for the back-off."""

@@ -54,6 +54,29 @@ async def test_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         await until(system.ready)
 
 
+async def test_registry_and_an_edit_of_what_it_knew_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claim is planned throughout, since its adapter is known, and so its failure is not forgotten by itself."""
+    async with running(tmp_path) as system:
+        real, away = RegistryClient.claim, False
+
+        async def claim(self: RegistryClient, *arguments: Any) -> Any:
+            if away:
+                raise Unavailable("the registry: no connection", code="registry_unavailable")
+            return await real(self, *arguments)
+
+        monkeypatch.setattr(RegistryClient, "claim", claim)
+        system.write("pool.yaml", pool_manifest(replicas=2))
+        system.write("pirate.yaml", adapter_manifest())
+        await until(system.ready)
+        await system.registry.stop()
+        away = True
+        system.write("pirate.yaml", adapter_manifest(warmReplicas=2))
+        await until(lambda: failures(system, "ClaimAdapter") == ["registry_unavailable"])
+        away = False
+        await system.registry.start()
+        await until(lambda: system.registry.adapters["acme", "pirate"].warm_replicas == 2)
+
+
 async def test_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path) as system:
         real, away = SupervisorClient.ask, False
