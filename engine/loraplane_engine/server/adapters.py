@@ -141,6 +141,7 @@ class AdapterStore:
                 entry = self._entry(adapter)
                 self._failures.forget(ref)
                 while entry.core is None or not await self._mark(entry, pinned=wanted.pinned, warm_wanted=True):
+                    entry = self._entry(adapter)  # raises Withdrawn, where it was deleted meanwhile
                     await self._load(entry, wanted.bytes, warm_wanted=True)
         except TimeoutError as error:
             raise NotWarm(f"{adapter.ref} was not warm within {wanted.deadline_s:g} seconds") from error

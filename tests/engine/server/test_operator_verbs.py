@@ -116,6 +116,20 @@ async def test_a_put_during_a_deletion_waits_for_it_and_loads_anew(pool: World, 
     assert len(pool.core.of(m.LoadAdapter)) == 2
 
 
+async def test_a_deletion_while_a_put_waits_for_its_marks_ends_the_put(
+    pool: World, source: Source, known: Known
+) -> None:
+    """It would fetch, load and lose it again and again until its deadline."""
+    pool.core.mark_answer = lambda mark: []
+    putting = asyncio.create_task(put(pool, known, pinned=True, deadline_s=3))
+    await pool.core.wait_for(lambda: bool(pool.core.of(m.MarkAdapter)))
+    assert (await delete(pool, known, drain_s=1)).status_code == 200
+    assert code(await putting) == (410, "adapter_withdrawn")
+    assert len(pool.core.of(m.LoadAdapter)) == 1
+    assert set(source.served.values()) == {1}
+    assert known.ref not in await listed(pool)
+
+
 async def test_a_request_cut_off_by_an_unload_is_told_so(pool: World, known: Known) -> None:
     await put(pool, known)
     pool.core.script = lambda generate: [m.Output(request=generate.request, tokens=[], finish="abort")]
