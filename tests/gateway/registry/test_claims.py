@@ -52,6 +52,17 @@ async def test_the_first_object_wins_and_the_loser_learns_whose_it_is(bound: Api
     await bound.as_operator("PUT", "/operator/claims/u9", claim(namespace="other"))
 
 
+async def test_one_object_that_claims_two_adapters_at_once_gets_one_of_them(bound: Api) -> None:
+    for turn in range(10):
+        answers = await asyncio.gather(
+            *(
+                bound.call("PUT", f"/operator/claims/t{turn}", claim(adapter=f"a{turn}{n}"), token=bound.operator_token)
+                for n in range(4)
+            )
+        )
+        assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
+
+
 async def test_claims_are_refused_with_their_reason(bound: Api) -> None:
     await _refused(bound, 404, "tenant_unknown", "u", claim(tenant="nobody"))
     await _refused(bound, 403, "tenant_not_bound", "u", claim(namespace="stranger"))

@@ -1,8 +1,10 @@
 # ruff: noqa: S608 - the statements are put together from constants of this module; values are always bound
 from typing import Any
 
+from psycopg.errors import UniqueViolation
 from sqlalchemy import text
 
+from loraplane_core.errors import Conflict
 from loraplane_core.wire.registry import Claim, ClaimRequest
 from loraplane_gateway.registry.rows import Repository
 
@@ -35,19 +37,21 @@ class ClaimRepository(Repository):
         return [_claim(row) for row in await self.session.execute(_LIST)]
 
     async def set(self, uid: str, wanted: ClaimRequest) -> None:
-        await self.session.execute(
-            _SET,
-            {
-                "uid": uid,
-                "ref": wanted.ref,
-                "pool": wanted.pool,
-                "warm_replicas": wanted.warm_replicas,
-                "pinned": wanted.pinned,
-                "owner": "object" if wanted.owns_activation else "registry",
-                "tenant": wanted.tenant,
-                "adapter": wanted.adapter,
-            },
-        )
+        """Raises Conflict where the uid has got another adapter in this moment."""
+        values = {
+            "uid": uid,
+            "ref": wanted.ref,
+            "pool": wanted.pool,
+            "warm_replicas": wanted.warm_replicas,
+            "pinned": wanted.pinned,
+            "owner": "object" if wanted.owns_activation else "registry",
+            "tenant": wanted.tenant,
+            "adapter": wanted.adapter,
+        }
+        try:
+            await self.session.execute(_SET, values)
+        except UniqueViolation as error:
+            raise Conflict("this object claims another adapter already", code="immutable_field") from error
 
     async def note_source(self, tenant: str, adapter: str, source_hash: str) -> None:
         """The claim's object names this source now."""
