@@ -2,9 +2,15 @@
 
 import json
 import logging
+import re
 import sys
 import time
 
+#: kopf tries a watch that is refused for ever, every two seconds, and says so each time: a namespace that was deleted
+#: would fill the log.
+_TRY = re.compile(r"Request attempt #(\d+)")
+_TOLD_TRIES = 3
+_TOLD_EVERY = 100
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -23,9 +29,18 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class Sparing(logging.Filter):
+    """The first tries of a request, and then one in a hundred."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        found = _TRY.match(record.getMessage())
+        return found is None or (tries := int(found[1])) <= _TOLD_TRIES or tries % _TOLD_EVERY == 0
+
+
 def configure(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)  # else they are the only lines that are no JSON
+    logging.getLogger("kopf._cogs.clients.watching").addFilter(Sparing())
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per request otherwise

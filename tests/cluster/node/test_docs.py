@@ -30,6 +30,7 @@ from tests.docs.shell import Failed, checkout, run
 
 INSTALL = ROOT / "docs" / "install.md"
 BLOCKS = read(INSTALL)
+TYPED = [block for block in BLOCKS if block.place == "cluster"]
 SECONDS = 300.0
 VOLUMES = ("models", "adapters", "store", "postgres")
 NAMESPACE = "loraplane"
@@ -115,14 +116,16 @@ def shown() -> Iterator[tuple[Block, Block]]:
             yield before, block
 
 
-@pytest.mark.timeout(SECONDS + 60)
-def test_the_page_from_an_empty_namespace_to_nothing_left(cluster: Cluster, folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    typed = [block for block in BLOCKS if block.place == "cluster"]
+def typed(blocks: list[Block], cluster: Cluster, folder: Path, tmp_path: Path) -> dict[Block, str]:
     try:
-        printed = run(typed, folder, out, environment(cluster, tmp_path), SECONDS, {})
+        return run(blocks, folder, tmp_path / "out", environment(cluster, tmp_path), SECONDS, {})
     except Failed as error:
         raise AssertionError(f"{error}\n{_told(cluster)}") from error
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_the_page_from_an_empty_namespace_to_nothing_left(cluster: Cluster, folder: Path, tmp_path: Path) -> None:
+    printed = typed(TYPED, cluster, folder, tmp_path)
     differing = {str(output): missing(output.text, printed[block]) for block, output in shown()}
     assert {name: lines for name, lines in differing.items() if lines} == {}
     with contextlib.closing(Kube(cluster.kubeconfig)) as kube:
@@ -132,6 +135,15 @@ def test_the_page_from_an_empty_namespace_to_nothing_left(cluster: Cluster, fold
         }
         assert not {name for name in crds if name.endswith("loraplane.dev")}
         until(lambda: not any(map(_bound, kube.items("/api/v1/persistentvolumes"))), 30, "claims went")
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_the_release_may_be_deleted_with_its_namespace(cluster: Cluster, folder: Path, tmp_path: Path) -> None:
+    """As the page says, though nothing was uninstalled: adapters are Ready, and carry finalizers."""
+    ready = next(number for number, block in enumerate(TYPED) if "condition=Ready lora --all" in block.text)
+    gone = Block(INSTALL, 0, "sh", f"kubectl delete namespace {NAMESPACE} --timeout=120s\n")
+    printed = typed([*TYPED[: ready + 1], gone], cluster, folder, tmp_path)
+    assert f'namespace "{NAMESPACE}" deleted' in printed[gone]
 
 
 def _bound(volume: dict[str, Any]) -> bool:
