@@ -20,7 +20,7 @@ from tests.charts.helm import binary
 from tests.cluster.images import archive
 from tests.cluster.kube import Kube
 from tests.cluster.node.installation import IMAGES, SITE
-from tests.cluster.node.restricted import local_volume, told
+from tests.cluster.node.restricted import USER, local_volume, told
 from tests.cluster.services import ROOT, until
 from tests.cluster.tool import Cluster
 from tests.cluster.tool.controlplane import NODE_NAME
@@ -89,12 +89,14 @@ def folder(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
         stack.callback(_clean, kube)
         for name in VOLUMES:
             (tmp_path / name).mkdir()
+            os.chown(tmp_path / name, USER, USER)  # as the page says of `local` volumes
             local_volume(kube, f"docs-{name}", tmp_path / name, NODE_NAME)
         local_volume(kube, "docs-site", SITE, NODE_NAME, "ReadOnlyMany")
         yield made
 
 
 def _clean(kube: Kube) -> None:
+    kube.delete(f"/api/v1/namespaces/{NAMESPACE}")
     for name in (*VOLUMES, "site"):
         kube.delete(f"/api/v1/persistentvolumes/docs-{name}")
 
