@@ -6,7 +6,8 @@ from functools import partial
 import psycopg
 import pytest
 
-from tests.fakes.engine import Plan, engines
+from loraplane_core.identity import ReplicaId
+from tests.fakes.engine import FakeEngine, Plan, engines
 from tests.gateway.data.harness import (
     ALIAS,
     BASE,
@@ -16,6 +17,8 @@ from tests.gateway.data.harness import (
     Place,
     World,
     activate,
+    add_pool,
+    add_version,
     digest_of,
     events,
     gateway,
@@ -284,3 +287,26 @@ async def test_an_answer_says_hit_or_cold_to_its_client_and_to_the_metrics_o38(
                 await gw.until_idle()
                 assert counted(gw, residency) == 1
                 engine.set_residency("acme/pirate@1", digest_of("pirate"), "device")
+
+
+async def test_pools_of_one_name_in_two_namespaces_are_two_o70(own_world: World, place: Place) -> None:
+    """Neither their replicas nor their bases meet, though `one` is what both are called."""
+    twin, digest = ("team-b", "one"), "b3" * 32
+    with psycopg.connect(own_world.database.owner_url, autocommit=True) as connection:
+        add_pool(connection, twin, "base-three", [], digest, [])
+        add_version(connection, "globex", "twin", 1, pool="/".join(twin), base_digest=digest)
+    mine = place.engine()
+    other = FakeEngine(ReplicaId(*twin, 0), "base-three", digest, place.role_keys)
+    async with engines(mine, other):
+        mine.publish(place.endpoints)
+        other.publish(place.endpoints)
+        async with gateway(place.settings(own_world.url), replicas=2) as gw:
+            for key, model, replica in (
+                (own_world.keys.acme, "pirate", "models/one/0"),
+                (own_world.keys.globex, "twin", "team-b/one/0"),
+                (own_world.keys.acme, BASE, "models/one/0"),
+                (own_world.keys.acme, "base-three", "team-b/one/0"),
+            ):
+                answer = await gw.ask(key, model)
+                assert (answer.status_code, answer.headers["x-loraplane-replica"]) == (200, replica)
+    assert (len(mine.requests), len(other.requests)) == (2, 2)
