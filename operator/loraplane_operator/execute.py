@@ -53,8 +53,9 @@ SETTLE_SECONDS = 1.0
 AGAIN = Backoff(first=SETTLE_SECONDS, cap=30.0)
 #: Writes of one object within WINDOW_SECONDS. Who needs more of them quarrels with another manager.
 BURST, WINDOW_SECONDS = 20, 10.0
-#: What an engine was told and answered well, more than once, although its /state never shows it.
-NO_EFFECT = "no_effect"
+#: What an engine was told and answered well so often, although its /state never shows it. Fewer times may be the
+#: slowness of a busy machine.
+NO_EFFECT, TOLD_TIMES = "no_effect", 3
 #: A status that may be over in a moment is written after this long: a burst of objects costs one write each,
 #: not one per phase, and a restart of the operator, which has heard no engine yet, none at all.
 PASSING_SECONDS = 5.0
@@ -185,7 +186,7 @@ class Executor:
         until = now + (SETTLE_SECONDS if times == 1 else AGAIN.delay(times))
         self._done[action] = _Done(times, until)
         self._notebook.failures.pop(action, None)
-        if times > 1 and isinstance(action, Warm | Mark | Withdraw):
+        if times >= TOLD_TIMES and isinstance(action, Warm | Mark | Withdraw):
             told = f"the engine has answered {times} times that it is done, which its state does not show"
             self._notebook.failures[action] = Failure(NO_EFFECT, told, times - 1, until)
         if gate(action) in CLUSTER_GATES:

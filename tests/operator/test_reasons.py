@@ -245,7 +245,7 @@ def codes_of_components() -> set[str]:
     """What the error tree and the sources say; base_not_found is the cluster's word for a missing base."""
     packages = (loraplane_core, loraplane_engine, loraplane_gateway, loraplane_operator)
     sources = "".join(path.read_text() for package in packages for path in Path(package.__path__[0]).rglob("*.py"))
-    constant = r"""(?:code=|code = |Failed\(|IMAGE_BROKEN = |NO_EFFECT = |Reason\.)"?([A-Za-z_]+)"""
+    constant = r"""(?:code=|code = |Failed\(|IMAGE_BROKEN = |NO_EFFECT, TOLD_TIMES = |Reason\.)"?([A-Za-z_]+)"""
     literal = set(re.findall(constant, sources))
     return {code.lower() for code in literal} | {kind.code for kind in errors.tree()}
 

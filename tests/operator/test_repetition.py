@@ -80,6 +80,12 @@ async def test_what_has_no_effect_is_done_ever_more_rarely_and_told(bench: Bench
     assert bench.notebook.failures[action].code == NO_EFFECT
 
 
+async def test_an_effect_that_shows_a_little_late_is_not_told_as_missing(bench: Bench) -> None:
+    await bench.plans(WARM, seconds=1.5 * SETTLE_SECONDS)
+    assert len(bench.done) == 2
+    assert bench.notebook.failures == {}
+
+
 async def test_what_had_its_effect_is_done_again_as_soon_as_it_is_needed(bench: Bench) -> None:
     """An engine that loses it again and again gets it back each time within seconds."""
     for _ in range(10):
