@@ -1,11 +1,13 @@
 """Async engines in which every wait has a deadline, and which errors mean that Postgres is away."""
 
 import psycopg
+from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from loraplane_gateway.db import times
 from loraplane_gateway.urls import check_url
 
 CONNECT_SECONDS = 3
@@ -42,7 +44,7 @@ def create_engine(url: str, *, application: str, pool_size: int = 8) -> AsyncEng
 
     Connections are not tried before use; `sessions.transaction` copes with one that was lost.
     """
-    return create_async_engine(
+    engine = create_async_engine(
         driver_url(url),
         pool_size=pool_size,
         max_overflow=0,
@@ -58,3 +60,5 @@ def create_engine(url: str, *, application: str, pool_size: int = 8) -> AsyncEng
             " -c idle_in_transaction_session_timeout=15s",
         },
     )
+    event.listen(engine.sync_engine, "connect", times.register)
+    return engine

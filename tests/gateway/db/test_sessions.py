@@ -79,3 +79,19 @@ async def test_only_what_time_may_mend_counts_as_away(sessions: Sessions, statem
             await session.execute(text("SET LOCAL statement_timeout = '100ms'"))
             await session.execute(text(statement))
     assert isinstance(caught.value, AWAY) is away, named(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("infinity", "9999-12-31"),
+        ("20000-01-01", "9999-12-31"),
+        ("-infinity", "0001-01-01"),
+        ("0044-03-15 BC", "0001-01-01"),
+        ("2026-11-30", "2026-11-30"),
+    ],
+)
+async def test_time_that_only_postgres_has_is_read_as_the_nearest(sessions: Sessions, written: str, read: str) -> None:
+    async with transaction(sessions, PLATFORM) as session:
+        rows = await session.execute(text("SELECT CAST(:written AS timestamptz) AS at"), {"written": written})
+    assert rows.one().at.isoformat().startswith(read)

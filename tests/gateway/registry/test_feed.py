@@ -147,3 +147,25 @@ async def test_no_change_is_missed_while_many_write(api: Api, url: str, database
             seen.add(change["tenant"])
         await asyncio.gather(*work)
     assert cursors == sorted(cursors)
+
+
+@pytest.mark.parametrize("at", ["infinity", "-infinity", "20000-01-01"])
+async def test_a_row_written_by_hand_with_a_time_of_its_own_ends_nobodys_feed(
+    api: Api, url: str, database: Database, at: str
+) -> None:
+    await api.tenant("acme", "team")
+    with psycopg.connect(database.owner_url) as owner:
+        owner.execute(
+            "INSERT INTO tenant_adapters (tenant_id, version, path, rank, base_model, created_at)"
+            " VALUES ('acme', 1, '/m', 8, 'x', %s)",
+            (at,),
+        )
+    assert (await api.call("GET", "/admin/tenants/acme/adapters/default")).status_code == 200
+    headers = {"authorization": f"Bearer {api.operator_token}"}
+    async with (
+        asyncio.timeout(SECONDS),
+        httpx.AsyncClient(trust_env=False) as http,
+        http.stream("GET", f"{url}/operator/feed", headers=headers) as feed,
+    ):
+        assert feed.status_code == 200
+        assert await anext(feed.aiter_lines()) == "event: snapshot"
