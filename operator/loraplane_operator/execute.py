@@ -53,6 +53,8 @@ SETTLE_SECONDS = 1.0
 AGAIN = Backoff(first=SETTLE_SECONDS, cap=30.0)
 #: Writes of one object within WINDOW_SECONDS. Who needs more of them quarrels with another manager.
 BURST, WINDOW_SECONDS = 20, 10.0
+#: Loads of one version on one engine within LOADS_SECONDS. One that needs more of them loses it again and again.
+LOADS, LOADS_SECONDS = 10, 60.0
 #: What an engine was told and answered well so often, although its /state never shows it. Fewer times may be the
 #: slowness of a busy machine.
 NO_EFFECT, TOLD_TIMES = "no_effect", 3
@@ -96,7 +98,7 @@ class Executor:
         self._fault = fault
         self._subjects = subjects or Subjects()
         self._done: dict[Action, _Done] = {}
-        self._writes: dict[str, list[float]] = {}  # lanes of cluster writes -> when the last BURST of them were
+        self._recent: dict[str, list[float]] = {}  # lanes -> when the last of what _bound bounds were
         self._passing: dict[str, float] = {}  # lanes of statuses that are held back -> since when
         self._lanes = Lanes(self._run, wake)
 
@@ -127,15 +129,15 @@ class Executor:
             for action, done in self._done.items()
             if action in planned or done.until > now
         }
-        self._writes = {lane: at for lane, at in self._writes.items() if at[-1] > now - WINDOW_SECONDS}
+        self._recent = {lane: at for lane, at in self._recent.items() if at[-1] > now - LOADS_SECONDS}
 
     def _held_until(self, action: Action) -> float:
         failure, done = self._notebook.failures.get(action), self._done.get(action)
-        writes = self._writes.get(action.lane, [])
+        (most, within), recent = _bound(action), self._recent.get(action.lane, [])
         settled = max(
             done.until if done else 0.0,
             failure.retry_at if failure else 0.0,
-            writes[0] + WINDOW_SECONDS if len(writes) == BURST else 0.0,
+            recent[-most] + within if 0 < most <= len(recent) else 0.0,
         )
         if isinstance(action, SetStatus) and action.passing:
             return max(settled, self._passing[action.lane] + PASSING_SECONDS)
@@ -189,8 +191,8 @@ class Executor:
         if times >= TOLD_TIMES and isinstance(action, Warm | Mark | Withdraw):
             told = f"the engine has answered {times} times that it is done, which its state does not show"
             self._notebook.failures[action] = Failure(NO_EFFECT, told, times - 1, until)
-        if gate(action) in CLUSTER_GATES:
-            self._writes[action.lane] = [*self._writes.get(action.lane, ()), now][-BURST:]
+        if most := _bound(action)[0]:
+            self._recent[action.lane] = [*self._recent.get(action.lane, ()), now][-most:]
 
     def _failed(self, action: Action, error: Exception, described: dict[str, str]) -> None:
         metrics.ACTIONS.labels(described["action"], "failed").inc()
@@ -307,3 +309,10 @@ class Executor:
             admin=accepted("admin"),
             fetch=accepted("fetch")[0],
         )
+
+
+def _bound(action: Action) -> tuple[int, float]:
+    """How many of its lane succeed within how many seconds; none where the number is 0."""
+    if isinstance(action, Warm):
+        return LOADS, LOADS_SECONDS
+    return (BURST, WINDOW_SECONDS) if gate(action) in CLUSTER_GATES else (0, 0.0)

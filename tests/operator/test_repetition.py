@@ -9,7 +9,15 @@ from loraplane_core.identity import AdapterId
 from loraplane_operator.actions import Action, Mark, Note, ObjectRef, SetStatus, Warm
 from loraplane_operator.cluster.port import Cluster
 from loraplane_operator.engines.fleet import Fleet
-from loraplane_operator.execute import BURST, NO_EFFECT, SETTLE_SECONDS, WINDOW_SECONDS, Executor
+from loraplane_operator.execute import (
+    BURST,
+    LOADS,
+    LOADS_SECONDS,
+    NO_EFFECT,
+    SETTLE_SECONDS,
+    WINDOW_SECONDS,
+    Executor,
+)
 from loraplane_operator.notebook import Notebook
 from loraplane_operator.registry.client import RegistryClient
 from tests.operator.plans import HOME, failed, status
@@ -93,6 +101,16 @@ async def test_what_had_its_effect_is_done_again_as_soon_as_it_is_needed(bench: 
         await bench.plans(seconds=SETTLE_SECONDS)  # not planned: it is there
     assert len(bench.done) == 10
     assert bench.notebook.failures == {}
+
+
+async def test_an_engine_that_takes_it_and_loses_it_again_and_again_is_given_it_ever_more_rarely(bench: Bench) -> None:
+    for _ in range(100):
+        await bench.plans(WARM, seconds=0.1)
+        await bench.plans(seconds=SETTLE_SECONDS)  # there, and then not
+    seconds = bench.now - 1000.0
+    assert LOADS <= len(bench.done) <= LOADS * (1 + seconds / LOADS_SECONDS)
+    await bench.plans(WARM, seconds=LOADS_SECONDS)
+    assert bench.done[-1] > bench.now - LOADS_SECONDS
 
 
 async def test_a_status_over_which_two_quarrel_is_written_only_so_often(bench: Bench) -> None:
