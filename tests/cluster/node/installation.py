@@ -221,20 +221,29 @@ def running_installation(cluster: Cluster, folder: Path) -> Iterator[Installatio
 
 @contextlib.contextmanager
 def _pool_namespace(kube: Kube) -> Iterator[None]:
-    """`default` as a platform would prepare it for engines whose image lacks its packages (images/README.md): they
-    are on a claim there, and every engine's pod gets it, so that the pools' files need not name it."""
+    """`default` as a platform would prepare it, so that the pools' files are applied as they are.
+
+    Engines whose image lacks its packages (images/README.md) get them from a claim there, and a pool that does not
+    say how many threads an engine has gets one, since all of them share two cores.
+    """
     namespace = f"/api/v1/namespaces/{POOL_NAMESPACE}"
     kube.merge(namespace, {"metadata": {"labels": RESTRICTED}})
     mounted_claim(kube, POOL_NAMESPACE, "site", SITE, NODE_NAME)
     admission = "/apis/admissionregistration.k8s.io/v1"
-    policies = {"mutatingadmissionpolicies": _engines_get_packages(), "mutatingadmissionpolicybindings": _in_force()}
+    policies = {"engine-packages": _engines_get_packages(), "engine-threads": _engines_get_a_thread()}
     try:
-        for plural, body in policies.items():
-            kube.call("POST", f"{admission}/{plural}", body)
+        for name, spec in policies.items():
+            there = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": POOL_NAMESPACE}}}
+            binding = {"policyName": name, "matchResources": there}
+            for plural, wished in (("policies", spec), ("policybindings", binding)):
+                kube.call(
+                    "POST", f"{admission}/mutatingadmission{plural}", {"metadata": {"name": name}, "spec": wished}
+                )
         yield
     finally:
-        for plural, body in reversed(policies.items()):
-            kube.delete(f"{admission}/{plural}/{body['metadata']['name']}")
+        for name in policies:
+            for plural in ("policybindings", "policies"):
+                kube.delete(f"{admission}/mutatingadmission{plural}/{name}")
         kube.delete(f"{namespace}/persistentvolumeclaims/site")
         kube.delete(f"/api/v1/persistentvolumes/{POOL_NAMESPACE}-site")
         kube.merge(namespace, {"metadata": {"labels": dict.fromkeys(RESTRICTED)}})
@@ -246,20 +255,26 @@ def _engines_get_packages() -> dict[str, Any]:
     mount = 'Object.spec.containers.volumeMounts{name: "site", mountPath: "/opt/loraplane/site", readOnly: true}'
     container = f'Object.spec.containers{{name: "engine", volumeMounts: [{mount}]}}'
     expression = f"Object{{spec: Object.spec{{volumes: [{volume}], containers: [{container}]}}}}"
-    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-    there = {"matchLabels": {"kubernetes.io/metadata.name": POOL_NAMESPACE}}
     of_pools = {"matchExpressions": [{"key": "loraplane.dev/pool", "operator": "Exists"}]}
-    spec = {
-        "matchConstraints": {"resourceRules": [rule], "namespaceSelector": there, "objectSelector": of_pools},
-        "failurePolicy": "Fail",
-        "reinvocationPolicy": "Never",
-        "mutations": [{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": expression}}],
+    change = {"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": expression}}
+    return {**_when_made("", "v1", "pods", objectSelector=of_pools), "mutations": [change]}
+
+
+def _engines_get_a_thread() -> dict[str, Any]:
+    expression = '[JSONPatch{op: "add", path: "/spec/engine/threads", value: 1}]'
+    unsaid = {"name": "unsaid", "expression": "!has(object.spec.engine.threads)"}
+    change = {"patchType": "JSONPatch", "jsonPatch": {"expression": expression}}
+    return {
+        **_when_made("loraplane.dev", "v1alpha1", "basemodelpools"),
+        "matchConditions": [unsaid],
+        "mutations": [change],
     }
-    return {"metadata": {"name": "engine-packages"}, "spec": spec}
 
 
-def _in_force() -> dict[str, Any]:
-    return {"metadata": {"name": "engine-packages"}, "spec": {"policyName": "engine-packages"}}
+def _when_made(group: str, version: str, plural: str, **which: Any) -> dict[str, Any]:
+    rule = {"apiGroups": [group], "apiVersions": [version], "operations": ["CREATE"], "resources": [plural]}
+    constraints = {"resourceRules": [rule], **which}
+    return {"matchConstraints": constraints, "failurePolicy": "Fail", "reinvocationPolicy": "Never"}
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from tests.cluster.services import until
 RATE = 3.0
 TOKENS = 8
 #: A stream that is still under way when something is done to it.
-LONG = 48
+LONG = 32
 ANSWER_SECONDS = 60.0
 BASE = "smollm2-135m-instruct"
 #: What is asked for in turn: every tenant's adapter, and the base, which goes to whoever has least to do.
