@@ -25,7 +25,7 @@ def encoded(text: str | bytes) -> str:
     return base64.b64encode(text.encode() if isinstance(text, str) else text).decode()
 
 
-@pytest.mark.parametrize("value", [HEX, WORD])
+@pytest.mark.parametrize("value", [HEX, WORD], ids=["digits", "words"])  # the same in each worker
 @pytest.mark.parametrize(
     ("form", "wrap"),
     [
