@@ -193,7 +193,7 @@ def values_of(namespace: str, team: str) -> dict[str, Any]:
         "adapters": claim("adapters"),
         "operator": {"image": image("operator"), **small},
         "engine": {"image": image("engine")},
-        "gateway": {"image": image("gateway"), "drainSeconds": 30, **small},
+        "gateway": {"image": image("gateway"), "drainSeconds": 60, **small},
         "registry": {"store": claim("store"), **small},
         "postgres": {"image": image("postgres"), **claim("postgres"), **small},
         "valkey": {"image": image("valkey"), **small},

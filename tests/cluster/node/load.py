@@ -18,8 +18,8 @@ from tests.cluster.services import until
 
 RATE = 3.0
 TOKENS = 8
-#: A stream that is still under way when something is done to it.
-LONG = 32
+#: A stream that is still under way when something is done to it, and no longer when its drain, 20 s at least, is over.
+LONG = 24
 ANSWER_SECONDS = 60.0
 BASE = "smollm2-135m-instruct"
 #: What is asked for in turn: every tenant's adapter, and the base, which goes to whoever has least to do.
@@ -85,12 +85,12 @@ class Load:
         since = time.monotonic()
         until(lambda: len(self.done(since)) >= count, seconds, lambda: f"{len(self.done(since))} of {count}: {self}")
 
-    def stream_on(self, ordinal: int, *, tokens: int = LONG, seconds: float = ANSWER_SECONDS) -> Answer:
+    def stream_on(self, ordinal: int, seconds: float = ANSWER_SECONDS) -> Answer:
         """A long stream of the examples' pool that is under way on that replica."""
         replica = f"{POOL_NAMESPACE}/{POOL}/{ordinal}"
         deadline = time.monotonic() + seconds
         for tenant, model in itertools.cycle(ASKED):
-            answer = self.ask(Answer(tenant, model, streamed=True, pooled=True), tokens)
+            answer = self.ask(Answer(tenant, model, streamed=True, pooled=True), LONG)
             until(lambda a=answer: a.first_byte or a.ended, seconds, f"a first byte from {replica}: {self}", 0.01)  # type: ignore[misc]
             if answer.replica == replica and answer.under_way:
                 return answer

@@ -105,7 +105,7 @@ def test_an_adapter_that_is_deleted_ends_its_streams_and_is_unknown_then(served:
     installed = served.installed
     try:
         with steady(served) as load:
-            stream = load.stream_on(HOME, tokens=24)  # less than an adapter's drain takes, 20 s at the most
+            stream = load.stream_on(HOME)
             name = stream.model
             installed.kubectl("delete", "lora", name, "-n", POOL_NAMESPACE, "--timeout=60s", seconds=70)
             assert stream.ended, "the finalizer went before the stream"
