@@ -45,7 +45,7 @@ up: $(VENV)/.stamp model ## Leave the system running; prints URLs, a key and a c
 down: ## Stop what `make up` started
 	@if test -x $(BIN)/loraplane; then $(BIN)/loraplane down; else echo "nothing is installed, so nothing runs"; fi
 
-check: lint types imports drift test ## Everything that needs neither root nor a cluster, ≤ 8 minutes
+check: lint types imports drift test ## Everything that needs neither root nor a cluster, ≤ 12 minutes
 	@echo "not run by make check: make check-slow, make check-cluster and make bench-engine"
 	@reason=$$($(CLUSTER) why-not); test -z "$$reason" || echo "the cluster tests did not run and cannot run here: $$reason"
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 FLOWING_SECONDS = 60.0
 CHANGE_SECONDS = 150.0
 #: A stream that is as young when its replica is told to go takes some seconds yet.
-LONG_TOKENS, YOUNG_SECONDS = 160, 2.0
+LONG_TOKENS, YOUNG_SECONDS = 128, 1.0
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +67,14 @@ def test_a_replica_that_leaves_lets_its_streams_end_and_its_adapters_are_warm_on
     assert not system.warm(0) & {f"acme/{name}@1" for name in models[2:]}
     pod = system.pods()[1]
     told = len(log_lines(system))
-    with (
-        traffic(system.services, key, models, clients=3, tokens=32) as flow,
-        traffic(system.services, key, models[2:], clients=1, tokens=LONG_TOKENS) as long,
-    ):
-        until(lambda: busy(long, leaver, YOUNG_SECONDS), FLOWING_SECONDS, f"no stream on {leaver}", every=0.01)
-        system.pool(replicas=1)
-        until(lambda: _terminating(system, 1), FLOWING_SECONDS, lambda: system.explain(""), every=0.01)
-        going = [answer for each in (long, flow) for answer in list(each.running.values()) if answer.replica == leaver]
-        warm = system.warm(0)
+    with traffic(system.services, key, models, clients=3, tokens=32) as flow:
+        with traffic(system.services, key, models[2:], clients=1, tokens=LONG_TOKENS) as long:
+            until(lambda: busy(long, leaver, YOUNG_SECONDS), FLOWING_SECONDS, f"no stream on {leaver}", every=0.01)
+            system.pool(replicas=1)
+            until(lambda: _terminating(system, 1), FLOWING_SECONDS, lambda: system.explain(""), every=0.01)
+            running = [*long.running.values(), *flow.running.values()]
+            going = [answer for answer in running if answer.replica == leaver]
+            warm = system.warm(0)
         until(lambda: 1 not in system.pods(), FLOWING_SECONDS, lambda: system.explain(""))
         before = len(flow.answers)
         until(lambda: len(flow.answers) >= before + 2 * len(models), FLOWING_SECONDS, "answers afterwards")
