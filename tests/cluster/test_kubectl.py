@@ -10,16 +10,25 @@ import yaml
 from loraplane_core.labels import ADAPTER_KIND, POOL_KIND
 from tests.cluster.desk import Desk, open_desk
 from tests.cluster.kube import Refused
+from tests.cluster.services import until
 from tests.cluster.tool import Cluster
 from tests.core.resource_table import adapter, pool
 
 ROOT = Path(__file__).parents[2]
+SCHEMAS = "/openapi/v3/apis/loraplane.dev/v1alpha1"
 
 
 @pytest.fixture(scope="module")
 def desk(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     with open_desk(cluster.kubeconfig, tmp_path_factory.mktemp("home")) as found:
+        # What explains a CRD is published a moment after it is established.
+        until(lambda: _published(found), 20, "the schemas of both kinds", every=0.2)
         yield found
+
+
+def _published(desk: Desk) -> bool:
+    schemas = ((desk.kube.get(SCHEMAS) or {}).get("components") or {}).get("schemas") or {}
+    return all(f"dev.loraplane.v1alpha1.{kind}" in schemas for kind in (ADAPTER_KIND, POOL_KIND))
 
 
 def _undescribed(schema: dict[str, Any], path: str) -> Iterator[str]:
@@ -32,7 +41,7 @@ def _undescribed(schema: dict[str, Any], path: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("kind", [ADAPTER_KIND, POOL_KIND])
 def test_every_field_is_described_where_kubectl_explain_looks(kind: str, desk: Desk) -> None:
-    schemas = desk.kube.call("GET", "/openapi/v3/apis/loraplane.dev/v1alpha1")["components"]["schemas"]
+    schemas = desk.kube.call("GET", SCHEMAS)["components"]["schemas"]
     found = schemas[f"dev.loraplane.v1alpha1.{kind}"]
     assert found["description"]
     assert list(_undescribed(found, kind)) == []
