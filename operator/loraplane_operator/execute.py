@@ -122,7 +122,7 @@ class Executor:
         return min(due, default=None)
 
     def _forget(self, actions: tuple[Action, ...], now: float) -> None:
-        """An action that is no longer planned has had its effect, or is not wished any more.."""
+        """An action that is no longer planned has had its effect, or is not wished any more."""
         planned = set(actions) if self._done else set()
         self._done = {
             action: done if action in planned else _Done(0, done.until)

@@ -1,7 +1,6 @@
 """What canaries.Witness finds: a secret planted in each kind of place, also where it is gone at the end."""
 
 import base64
-import contextlib
 import re
 import secrets
 from collections.abc import Iterator
@@ -36,12 +35,6 @@ kind: Secret
 metadata: {{ name: manifest }}
 stringData: {{ password: {secret} }}
 """
-
-
-@pytest.fixture
-def kube(cluster: Cluster) -> Iterator[Kube]:
-    with contextlib.closing(Kube(cluster.kubeconfig)) as admin:
-        yield admin
 
 
 @pytest.fixture

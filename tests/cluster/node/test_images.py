@@ -1,7 +1,6 @@
 """The images that ship, as real pods under a namespace that enforces `restricted`."""
 
 import base64
-import contextlib
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -35,12 +34,6 @@ def images(cluster: Cluster) -> dict[str, str]:
     for name in DEFAULT:
         cluster.load_image(archive(name))
     return {name: reference(name) for name in DEFAULT}
-
-
-@pytest.fixture
-def kube(cluster: Cluster) -> Iterator[Kube]:
-    with contextlib.closing(Kube(cluster.kubeconfig)) as admin:
-        yield admin
 
 
 @pytest.fixture

@@ -24,12 +24,6 @@ SERVED = "served-by-a-pod"
 
 
 @pytest.fixture
-def kube(cluster: Cluster) -> Iterator[Kube]:
-    with contextlib.closing(Kube(cluster.kubeconfig)) as admin:
-        yield admin
-
-
-@pytest.fixture
 def namespace(kube: Kube) -> Iterator[str]:
     chosen = f"pods-{secrets.token_hex(3)}"
     kube.call("POST", "/api/v1/namespaces", {"metadata": {"name": chosen}})
