@@ -1,11 +1,13 @@
 """What an install puts into a cluster before the operator starts, from what the repository ships."""
 
+import contextlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.cluster.kube import Kube
+from tests.cluster.kube import Kube, Refused
 from tests.cluster.services import until
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +33,27 @@ def install_crds(kube: Kube) -> None:
         path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{raw['metadata']['name']}"
         kube.apply(path, raw)
         until(lambda path=path: _established(kube, path), ESTABLISHED_SECONDS, path)  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def restricted_namespaces(kubeconfig: Path, names: Iterable[str]) -> Iterator[Kube]:
+    """With the CRDs, and these namespaces, which enforce `restricted` and go at the end."""
+    wanted = list(names)
+    with contextlib.closing(Kube(kubeconfig)) as kube:
+        install_crds(kube)
+        try:
+            for name in wanted:
+                metadata = {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
+                body = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+                kube.apply(f"/api/v1/namespaces/{name}", body)
+            for name in wanted:
+                account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+                until(lambda account=account: kube.get(account), ESTABLISHED_SECONDS, account)  # type: ignore[misc]
+            yield kube
+        finally:
+            for name in wanted:
+                with contextlib.suppress(Refused):
+                    kube.delete(f"/api/v1/namespaces/{name}")
 
 
 def _bound(kube: Kube, namespace: str, release: str) -> bool:

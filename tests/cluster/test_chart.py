@@ -19,7 +19,7 @@ from loraplane_core.labels import FINALIZER, LABEL_POOL
 from loraplane_gateway.data.routing.endpoints import Endpoints
 from loraplane_gateway.data.routing.slices import EndpointSlices
 from tests.charts.helm import CHART, NAMESPACE, RELEASE, SETS, helm, objects, pod_templates, template
-from tests.cluster.install import install_crds
+from tests.cluster.install import restricted_namespaces
 from tests.cluster.kube import ADAPTERS, POOLS, Kube, Refused, settings_of
 from tests.cluster.services import until
 from tests.cluster.system import ClusterAccess
@@ -27,7 +27,6 @@ from tests.operator.eventually import eventually
 
 #: The sets of values name these; `restricted` is enforced in all of them.
 NAMESPACES = (NAMESPACE, "lp-chart-gpu", "lp-chart-cpu", "lp-chart-acme", "lp-chart-globex")
-RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 HOME = "lp-chart-release"  # of what is really installed
 OTHERS = "example.com/audit"
 DRY = "?dryRun=All&fieldValidation=Strict&fieldManager=tests&force=true"
@@ -36,23 +35,8 @@ _PLURALS = {"NetworkPolicy": "networkpolicies"}
 
 @pytest.fixture(scope="module")
 def kube(cluster: ClusterAccess) -> Iterator[Kube]:
-    made = Kube(cluster.kubeconfig)
-    install_crds(made)
-    names = [*NAMESPACES, HOME]
-    try:
-        for name in names:
-            made.apply(f"/api/v1/namespaces/{name}", {"metadata": {"name": name, "labels": RESTRICTED}} | _V1_NAMESPACE)
-        for name in names:
-            until(lambda name=name: made.get(f"/api/v1/namespaces/{name}/serviceaccounts/default"), 20)  # type: ignore[misc]
+    with restricted_namespaces(cluster.kubeconfig, [*NAMESPACES, HOME]) as made:
         yield made
-    finally:
-        for name in names:
-            with contextlib.suppress(Refused):
-                made.delete(f"/api/v1/namespaces/{name}")
-        made.close()
-
-
-_V1_NAMESPACE = {"apiVersion": "v1", "kind": "Namespace"}
 
 
 def path_of(raw: dict[str, Any]) -> str:

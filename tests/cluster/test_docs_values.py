@@ -1,6 +1,5 @@
 """The values and objects that docs/install.md shows, on the real API server: for GPUs, for databases of one's own."""
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,9 @@ import pytest
 import yaml
 
 from tests.charts.helm import objects, pod_templates, template
-from tests.cluster.install import install_crds
+from tests.cluster.install import restricted_namespaces
 from tests.cluster.kube import Kube, Refused
-from tests.cluster.services import ROOT, until
+from tests.cluster.services import ROOT
 from tests.cluster.system import ClusterAccess
 from tests.cluster.test_chart import DRY, path_of, pod
 from tests.docs.blocks import Block, read
@@ -21,7 +20,6 @@ VALUES = [block for block in BLOCKS if block.marker == "values"]
 OBJECTS = [block for block in BLOCKS if block.marker == "object"]
 #: Not the one of test_chart.py, which may still be going.
 NAMESPACE = "lp-docs"
-RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
 def namespaces_of(values: dict[str, Any]) -> set[str]:
@@ -31,21 +29,9 @@ def namespaces_of(values: dict[str, Any]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def kube(cluster: ClusterAccess) -> Iterator[Kube]:
-    made = Kube(cluster.kubeconfig)
-    install_crds(made)
     names = set().union(*(namespaces_of(yaml.safe_load(block.text)) for block in VALUES))
-    try:
-        for name in names:
-            metadata = {"name": name, "labels": RESTRICTED}
-            made.apply(f"/api/v1/namespaces/{name}", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-        for name in names:
-            until(lambda name=name: made.get(f"/api/v1/namespaces/{name}/serviceaccounts/default"), 20)  # type: ignore[misc]
+    with restricted_namespaces(cluster.kubeconfig, names) as made:
         yield made
-    finally:
-        for name in names:
-            with contextlib.suppress(Refused):
-                made.delete(f"/api/v1/namespaces/{name}")
-        made.close()
 
 
 def tried(kube: Kube, raw: dict[str, Any]) -> str:
