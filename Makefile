@@ -5,7 +5,6 @@ BIN    := $(VENV)/bin
 MODELS := .loraplane/models
 MODEL  := $(MODELS)/smollm2-135m-instruct
 CLUSTER := $(BIN)/python -m tests.cluster.tool
-# Tests with real pods that need no image of ours.
 export UV_PYTHON_DOWNLOADS := never
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
