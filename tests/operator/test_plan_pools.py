@@ -84,9 +84,11 @@ def test_workload_without_a_pool_is_stopped() -> None:
     assert [each.pool for each in of(DeleteWorkload, world(pools={}))] == [POOL]
 
 
+DEAD = replica(0, ready=False, message="exit 1")
 POOL_CONDITIONS: dict[str, tuple[dict[str, Any], str, tuple[str, str]]] = {
     "serves": ({}, "Available", ("True", "Available")),
     "no replica": ({"engines": {}}, "Available", ("False", "NoReplica")),
+    "no replica, and why": ({"workloads": {POOL: (DEAD,)}}, "Available", ("False", "CrashLoop")),
     "by choice": ({"pools": {POOL: pool(replicas=0)}}, "Available", ("False", "ScaledToZero")),
     "starting": ({"workloads": {POOL: (replica(0), replica(1, ready=False))}}, "Progressing", ("True", "Starting")),
     "rolling": ({"workloads": {POOL: (replica(0), replica(1, revision="old"))}}, "Progressing", ("True", "Rolling")),

@@ -32,11 +32,8 @@ def pool_status(
         for ref, residence in engine.residences.items()
         if residence.residency in WARM
     }
-    conditions = [
-        _available(pool, serving),
-        _progressing(world, pool, replicas, serving),
-        _degraded(world, pool, replicas, engines, actions),
-    ]
+    degraded = _degraded(world, pool, replicas, engines, actions)
+    conditions = [_available(pool, serving, degraded), _progressing(world, pool, replicas, serving), degraded]
     status = PoolStatus(
         observed_generation=pool.meta.generation,
         replicas=len(replicas),
@@ -65,17 +62,19 @@ def not_honoured_status(world: World, pool: PoolObject) -> dict[str, Any]:
 
 
 def pool_notes(pool: PoolObject, status: Mapping[str, Any]) -> tuple[Note, ...]:
-    """One per condition whose truth or reason changed; a new pool's good news is no news."""
+    """One per condition whose truth or reason changed; a new pool's good news is no news, and one trouble, told by two
+    conditions, is one."""
     before, meta = raw_conditions(pool.status), pool.meta
-    told = []
+    told: dict[str, Note] = {}
     for type_, now in raw_conditions(status).items():
         was = before.get(type_)
         bad = (type_ == "Degraded") == (now["status"] == "True") and type_ != "Progressing"
         if (was["status"], was["reason"]) == (now["status"], now["reason"]) if was else not bad or type_ == "Available":
             continue
         kind: Literal["Normal", "Warning"] = "Warning" if bad else "Normal"
-        told.append(Note(meta.ref, meta.uid, kind, now["reason"], now["message"] or f"{type_} is {now['status']}"))
-    return tuple(told)
+        text = now["message"] or f"{type_} is {now['status']}"
+        told[now["reason"]] = Note(meta.ref, meta.uid, kind, now["reason"], text)
+    return tuple(told.values())
 
 
 def _is_warm_everywhere(world: World, wish: Wish) -> bool:
@@ -100,12 +99,16 @@ def _capacity(engines: list[Engine]) -> PoolCapacity:
     )
 
 
-def _available(pool: PoolObject, serving: list[Replica]) -> Verdict:
+def _available(pool: PoolObject, serving: list[Replica], degraded: Verdict) -> Verdict:
+    """Its reason is a column of `kubectl get`: where nothing serves, what Degraded tells, if it tells anything."""
     if pool.replicas == 0:
         return Verdict("Available", "False", Reason.SCALED_TO_ZERO, "no replica is wished")
     if serving:
         return Verdict("Available", "True", Reason.AVAILABLE, f"{len(serving)} of {pool.replicas} replicas serve")
-    return Verdict("Available", "False", Reason.NO_REPLICA, f"none of {pool.replicas} replicas serves")
+    told = f"none of {pool.replicas} replicas serves"
+    if degraded.holds:
+        return Verdict("Available", "False", degraded.reason, f"{told}; {degraded.message}")
+    return Verdict("Available", "False", Reason.NO_REPLICA, told)
 
 
 def _progressing(world: World, pool: PoolObject, replicas: tuple[Replica, ...], serving: list[Replica]) -> Verdict:
