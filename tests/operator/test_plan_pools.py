@@ -130,6 +130,18 @@ def test_unchanged_status_is_not_written_again() -> None:
     assert of(SetStatus, settled(world(**everywhere(residence())))) == []
 
 
+def test_one_trouble_of_a_pool_is_told_once_and_a_lost_last_replica_although_that_was_known() -> None:
+    def told(seen: World) -> list[str]:
+        writes = [each for each in of(SetStatus, seen) if each.ref.kind == "BaseModelPool"]
+        return [note.reason for each in writes for note in each.notes if note.kind == "Warning"]
+
+    serving = settled(world())
+    assert told(replace(serving, now=NOW + 1, workloads={POOL: (DEAD,)})) == ["CrashLoop"]
+    half = replace(serving, now=NOW + 1, workloads={POOL: (replica(0), replica(1, ready=False, message="exit 1"))})
+    assert told(half) == ["CrashLoop"]
+    assert told(replace(settled(half), now=NOW + 2, workloads={POOL: (DEAD,)})) == ["CrashLoop"]
+
+
 def test_volatile_numbers_wait_and_a_change_of_class_does_not() -> None:
     seen = settled(world(**everywhere(residence())))
     moved = replace(seen, now=NOW + 1, **everywhere(residence(residency="host", since=NOW)))
