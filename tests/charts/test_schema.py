@@ -1,11 +1,15 @@
 """values.schema.json and the chart's own checks: good values pass, bad ones are refused with a text that helps."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_settings import BaseSettings
 
+from loraplane_gateway.data.settings import DataSettings
+from loraplane_gateway.settings import RegistrySettings
 from tests.charts.helm import CHART, SETS, HelmFailed, helm, template
 
 GOOD: list[dict[str, Any]] = [
@@ -45,6 +49,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"gateway.podDisruptionBudget.maxUnavailable": "0%"}, "at '/gateway/podDisruptionBudget/maxUnavailable'"),
     ({"gateway.settings": {"database_url": "postgresql://x"}}, "gateway.settings.database_url: the chart sets it"),
     ({"gateway.settings": {"MaxBody": 1}}, "at '/gateway/settings': additional properties 'MaxBody' not allowed"),
+    ({"gateway.settings": {"max_inflight": 1}}, "additional properties 'max_inflight' not allowed"),
+    ({"gateway.settings": {"linger": 1}}, "additional properties 'linger' not allowed"),
+    ({"registry.settings": {"workers": 4}}, "additional properties 'workers' not allowed"),
     ({"gateway.resources": {"limits": {"memory": "1 GB"}}}, "at '/gateway/resources/limits/memory'"),
     ({"gateway.resources": {"limit": {}}}, "'limit' not allowed"),
     ({"image.pullPolicy": "Sometimes"}, "at '/image/pullPolicy': value must be one of 'Always'"),
@@ -121,6 +128,21 @@ def test_bad_values_are_refused_and_the_text_says_where_and_why(values: dict[str
     with pytest.raises(HelmFailed) as refused:
         template(settings=settings(values))
     assert text in str(refused.value)
+
+
+@pytest.mark.parametrize(("component", "kind"), [("gateway", DataSettings), ("registry", RegistrySettings)])
+def test_settings_are_those_that_the_process_has_and_the_chart_does_not_set(
+    component: str, kind: type[BaseSettings]
+) -> None:
+    """The process passes over a variable that it does not know, so that a typo would set nothing."""
+    schema = json.loads((CHART / "values.schema.json").read_text())["definitions"][f"{component}Settings"]
+    templates = (CHART / "templates" / f"{component}.yaml").read_text()
+    own = {name.lower() for name in re.findall(r"LORAPLANE_([A-Z_]+)", templates)}
+    (refused,) = schema["patternProperties"]  # by templates/validate.yaml, with its reason
+    assert refused in (CHART / "templates" / "validate.yaml").read_text()
+    assert set(schema["properties"]) == {
+        name for name in kind.model_fields if name not in own and not re.search(refused, name)
+    }
 
 
 @pytest.mark.parametrize("name", SETS)
