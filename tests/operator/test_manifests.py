@@ -140,6 +140,11 @@ def test_kubelet_waits_longer_than_the_engine_drains() -> None:
     assert pod_spec()["terminationGracePeriodSeconds"] > float(drain.partition("=")[2])
 
 
+def test_how_an_engine_ended_stands_in_its_pod() -> None:
+    """The operator tells it from there: it may read no logs."""
+    assert container()["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
 def test_images_are_pulled_with_the_secrets_of_the_site() -> None:
     site = Site("engine:1", "models", image_pull_secrets=("mirror", "backup"))
     manifests = {manifest["kind"]: manifest for _, manifest in workload_manifests(SPEC, CREDENTIALS, site)}

@@ -6,7 +6,7 @@ import pytest
 
 from loraplane_core.identity import PoolRef
 from loraplane_core.labels import ANNOTATION_EPOCH, API_VERSION, LABEL_POOL, POOL_KIND
-from loraplane_operator.cluster.pods import PodView, SetView, pod_view, set_view, workloads
+from loraplane_operator.cluster.pods import LAST_LINE_MAX, PodView, SetView, pod_view, set_view, workloads
 from loraplane_operator.words import Replica
 
 SITE = "s1"
@@ -115,8 +115,16 @@ def waiting(reason: str, message: str = "", **last: Any) -> dict[str, Any]:
             "CrashLoopBackOff: back-off 10s (last: OOMKilled, exit code 137)",
         ),
         (
+            waiting("CrashLoopBackOff", "back-off 10s", terminated={"exitCode": 2, "message": "usage\ne: no model\n"}),
+            "CrashLoopBackOff: back-off 10s (last: Error, exit code 2, e: no model)",
+        ),
+        (
             {"containerStatuses": [{"restartCount": 0, "state": {"terminated": {"reason": "Error", "exitCode": 2}}}]},
             "Error: exit code 2",
+        ),
+        (
+            {"containerStatuses": [{"state": {"terminated": {"exitCode": 1, "message": "x" * 5000}}}]},
+            f"Error: exit code 1, {'x' * LAST_LINE_MAX}",
         ),
         (
             {

@@ -35,6 +35,7 @@ def adapter_crd() -> dict[str, Any]:
         _column("Rank", "integer", ".status.rank"),
         _column("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason'),
         _column("Age", "date", ".metadata.creationTimestamp"),
+        _wide("Message", '.status.conditions[?(@.type=="Ready")].message'),
     ]
     return _crd(ADAPTER_KIND, "lora", LoRAAdapter, columns, {"status": {}})
 
@@ -50,6 +51,7 @@ def pool_crd() -> dict[str, Any]:
         _column("Available", "string", '.status.conditions[?(@.type=="Available")].status'),
         _column("Reason", "string", '.status.conditions[?(@.type=="Available")].reason'),
         _column("Age", "date", ".metadata.creationTimestamp"),
+        _wide("Trouble", '.status.conditions[?(@.type=="Degraded")].message'),
     ]
     scale = {
         "specReplicasPath": ".spec.replicas",
@@ -59,12 +61,17 @@ def pool_crd() -> dict[str, Any]:
     return _crd(POOL_KIND, "bmp", BaseModelPool, columns, {"status": {}, "scale": scale})
 
 
-def _column(name: str, kind: str, path: str) -> dict[str, str]:
+def _column(name: str, kind: str, path: str) -> dict[str, Any]:
     return {"name": name, "type": kind, "jsonPath": path}
 
 
+def _wide(name: str, path: str) -> dict[str, Any]:
+    """Text of any length: `kubectl get -o wide` shows it."""
+    return {**_column(name, "string", path), "priority": 1}
+
+
 def _crd(
-    kind: str, short: str, model: type[BaseModel], columns: list[dict[str, str]], subresources: dict[str, Any]
+    kind: str, short: str, model: type[BaseModel], columns: list[dict[str, Any]], subresources: dict[str, Any]
 ) -> dict[str, Any]:
     plural = f"{kind.lower()}s"
     return {

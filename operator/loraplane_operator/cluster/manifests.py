@@ -245,6 +245,7 @@ def _container(spec: WorkloadSpec, site: Site) -> dict[str, Any]:
         ],
         "ports": [{"name": name, "containerPort": port} for name, port in PORTS.items()],
         "resources": _resources(spec),
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # pods.py tells it: there is no right to read logs
         "startupProbe": _probe("/health/live", every=2, failures=300),
         "readinessProbe": _probe("/health/ready", every=1, failures=2),
         "livenessProbe": _probe("/health/live", every=5, failures=6),

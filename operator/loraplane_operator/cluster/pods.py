@@ -12,6 +12,7 @@ from loraplane_operator.words import Replica
 
 #: A container that waits for these is simply starting.
 _USUAL = frozenset({"ContainerCreating", "PodInitializing"})
+LAST_LINE_MAX = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def _trouble(conditions: Mapping[str, Mapping[str, Any]], containers: Iterable[M
             return _told(waiting["reason"], waiting.get("message", ""), each.get("lastState") or {})
         ended = state.get("terminated") or {}
         if ended.get("exitCode"):
-            return f"{ended.get('reason') or 'Error'}: exit code {ended['exitCode']}"
+            return f"{ended.get('reason') or 'Error'}: {_ending(ended)}"
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return f"{scheduled.get('reason') or 'Unschedulable'}: {scheduled.get('message', '')}"
@@ -117,5 +118,11 @@ def _told(reason: str, message: str, last: Mapping[str, Any]) -> str:
     ended = last.get("terminated") or {}
     told = f"{reason}: {message}" if message else reason
     if ended:
-        told += f" (last: {ended.get('reason') or 'Error'}, exit code {ended.get('exitCode', '?')})"
+        told += f" (last: {ended.get('reason') or 'Error'}, {_ending(ended)})"
     return told
+
+
+def _ending(ended: Mapping[str, Any]) -> str:
+    """With the last line of what it wrote, by which an engine says what it lacks."""
+    lines = str(ended.get("message") or "").strip().splitlines()
+    return f"exit code {ended.get('exitCode', '?')}" + (f", {lines[-1][:LAST_LINE_MAX]}" if lines else "")
