@@ -63,6 +63,8 @@ def test_source_that_could_not_be_read_is_tried_again_now_and_then_o4() -> None:
     seen = given_up("source_unavailable", asked=AGAIN_SECONDS - 1)
     assert not of(Register, seen)
     assert condition(seen, "Ready") == ("False", "SourceUnavailable")
+    ready = next(each for each in status(seen)["conditions"] if each["type"] == "Ready")
+    assert ready["message"] == "no answer; asked for again every minute"
     assert plan(seen).due_at == seen.now + 1
     (register,) = of(Register, given_up("source_unavailable", asked=AGAIN_SECONDS))
     assert register.request.known_only

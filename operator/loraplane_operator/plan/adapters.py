@@ -123,16 +123,18 @@ def _claim_verdict(world: World, obj: AdapterObject, findings: Findings) -> Verd
 def _refuse_claim(world: World, obj: AdapterObject, entry: Adapter | None) -> tuple[str, str] | None:
     registry = world.registry
     if registry is None or obj.tenant not in registry.tenants:
-        return Reason.TENANT_UNKNOWN, f"tenant {obj.tenant} does not exist; create it with `loraplane tenant create`"
+        command = f"`loraplane tenant create {obj.tenant} --namespace {obj.meta.ref.namespace}`"
+        return Reason.TENANT_UNKNOWN, f"tenant {obj.tenant} does not exist; create it with {command}"
     other = entry is not None and entry.claim_uid not in ("", obj.meta.uid, *world.memory.released)
     if entry is not None and other and not holds_claim(world, obj):
         return Reason.CLAIMED_BY_OTHER, f"{obj.tenant}/{obj.adapter} is claimed by {entry.claim_ref}"
     pool = world.pools.get(obj.pool)
     if pool is None:
-        missing = Reason.POOL_NOT_FOUND, f"there is no BaseModelPool {obj.pool}"
+        told = f"there is no BaseModelPool {obj.pool}; create it, or make this object anew with another poolRef"
+        missing = Reason.POOL_NOT_FOUND, told
         return None if holds_claim(world, obj) else missing  # a claim held outlives its pool
     if not world.honours(obj.pool):
-        told = f"pool {obj.pool} has no engines: pools are not honoured in its namespace"
+        told = f"pool {obj.pool} has no engines: the release does not honour pools in its namespace (pools.namespaces)"
         return Reason.POOL_NAMESPACE_NOT_HONOURED, told
     refusal = admits(pool, obj.tenant, obj.meta.ref.namespace)
     if refusal is None:
@@ -273,6 +275,8 @@ def _validate(world: World, obj: AdapterObject, findings: Findings) -> None:
 
 def _rejection(world: World, obj: AdapterObject, version: Version) -> tuple[str, str]:
     reason, pool = reason_for(version.reason or "artifact_rejected"), world.pools.get(obj.pool)
+    if version.reason in PASSING_REJECTIONS:
+        return reason, f"{version.message}; asked for again every minute"
     if reason != Reason.RANK_TOO_HIGH or pool is None:
         return reason, version.message
     rank = version.rank or pool.max_rank + 1  # a rejected artifact's rank is told in words only

@@ -51,7 +51,7 @@ def pool_status(
 
 
 def not_honoured_status(world: World, pool: PoolObject) -> dict[str, Any]:
-    told = f"pools are not honoured in namespace {pool.ref.namespace}"
+    told = f"the release does not honour pools in namespace {pool.ref.namespace} (pools.namespaces)"
     verdicts = [
         Verdict("Available", "False", Reason.POOL_NAMESPACE_NOT_HONOURED, told),
         Verdict("Progressing", "False", Reason.POOL_NAMESPACE_NOT_HONOURED, told),

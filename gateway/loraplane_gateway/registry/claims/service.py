@@ -45,7 +45,10 @@ class ClaimService:
         namespace = _checked(uid, wanted)
         tenant = await require_tenant(self._session, wanted.tenant, hold=True)
         if namespace not in tenant.namespaces:
-            raise TenantNotBound(f"the tenant {wanted.tenant!r} does not list the namespace {namespace!r}")
+            raise TenantNotBound(
+                f"the tenant {wanted.tenant!r} does not list the namespace {namespace!r}; the platform adds it with "
+                "`loraplane tenant create`, which names all of a tenant's namespaces"
+            )
         pool = await self._pools.find_for(wanted.pool, wanted.adapter)
         if pool is not None and not pool.allows(wanted.tenant, namespace):
             raise Forbidden(
