@@ -8,9 +8,10 @@ from typing import TypeVar
 import httpx
 import msgspec
 
+from loraplane_cli.envfile import ADMIN_KEY
 from loraplane_cli.errors import NotRunning
 from loraplane_core import wire
-from loraplane_core.errors import InvalidRequest, from_wire
+from loraplane_core.errors import InvalidRequest, Unauthenticated, from_wire
 from loraplane_core.wire.registry import (
     Activate,
     Adapter,
@@ -32,6 +33,8 @@ from loraplane_core.wire.registry import (
 CONNECT_SECONDS = 5.0
 CALL_SECONDS = 30.0
 UPLOAD_CHUNK = 1 << 20
+_HOW_TO_REACH = "does `loraplane up` run here, or for Kubernetes `kubectl port-forward svc/loraplane-registry 8001`?"
+_WHERE_THE_KEY_IS = "`loraplane up` writes it to .loraplane/env; on Kubernetes it is admin.key of Secret loraplane-keys"
 
 T = TypeVar("T")
 
@@ -143,7 +146,10 @@ class AdminClient:
                 timeout=httpx.Timeout(CALL_SECONDS + (wait or patience), connect=CONNECT_SECONDS),
             )
         except httpx.HTTPError as error:
-            raise NotRunning(f"nothing answers on {self._url}: {error or type(error).__name__}") from error
+            told = str(error) or type(error).__name__
+            raise NotRunning(f"nothing answers on {self._url}: {told}; {_HOW_TO_REACH}") from error
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            raise Unauthenticated(f"{self._url} does not take the key in {ADMIN_KEY}; {_WHERE_THE_KEY_IS}")
         if answer.is_error:
             raise from_wire(answer.status_code, _json(answer))
         return answer

@@ -7,6 +7,9 @@ import typer
 from loraplane_cli.commands import adapters, apply, get, model, tenants, top, traffic, up
 from loraplane_core.version import VERSION
 
+HERE = "On this machine (on Kubernetes: helm and kubectl)"
+ANYWHERE = "Through the registry, here or on Kubernetes"
+
 app = typer.Typer(
     name="loraplane",
     no_args_is_help=True,
@@ -31,17 +34,11 @@ def root(
     pass
 
 
-app.command()(up.up)
-app.command()(up.down)
-app.command()(apply.apply)
-app.command()(apply.delete)
-app.command()(get.get)
-app.command()(get.events)
-app.command()(get.logs)
-app.command()(top.top)
-app.command()(adapters.rollback)
-app.command()(traffic.traffic)
-app.add_typer(tenants.tenant, name="tenant")
-app.add_typer(tenants.key, name="key")
-app.add_typer(adapters.adapter, name="adapter")
-app.add_typer(model.model, name="model")
+for command in (up.up, up.down, apply.apply, apply.delete, get.get, get.events, get.logs, top.top):
+    app.command(rich_help_panel=HERE)(command)
+app.add_typer(model.model, name="model", rich_help_panel=HERE)
+app.command(rich_help_panel=ANYWHERE)(adapters.rollback)
+app.command(rich_help_panel=ANYWHERE)(traffic.traffic)
+app.add_typer(tenants.tenant, name="tenant", rich_help_panel=ANYWHERE)
+app.add_typer(tenants.key, name="key", rich_help_panel=ANYWHERE)
+app.add_typer(adapters.adapter, name="adapter", rich_help_panel=ANYWHERE)

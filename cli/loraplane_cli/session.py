@@ -39,11 +39,13 @@ def tell_if_stopped(state: StateFolder) -> None:
 def admin(state: Path) -> Iterator[AdminClient]:
     """The registry's admin client. Raises NotConfigured."""
     found = settings(state)
-    url, key = found.get(envfile.ADMIN_URL), found.get(envfile.ADMIN_KEY)
-    if not url or not key:
+    url, key = found.get(envfile.ADMIN_URL, ""), found.get(envfile.ADMIN_KEY, "")
+    missing = [name for name, value in ((envfile.ADMIN_URL, url), (envfile.ADMIN_KEY, key)) if not value]
+    if missing:
         raise NotConfigured(
-            f"neither {envfile.ADMIN_URL} and {envfile.ADMIN_KEY} nor {StateFolder.of(state).env} are there; "
-            "is `loraplane up` running, and is this its folder (--state-dir)?"
+            f"{' and '.join(missing)} not set, neither in the environment nor in {StateFolder.of(state).env}; "
+            "`loraplane up` writes that file (is this its folder, --state-dir?), and docs/install.md says what to set "
+            "for Kubernetes"
         )
     client = AdminClient(url, key)
     try:

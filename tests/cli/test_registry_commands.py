@@ -7,6 +7,7 @@ import httpx
 import msgspec
 import pytest
 
+from loraplane_cli.app import ANYWHERE, HERE
 from loraplane_core.wire.registry import Activate, Rollback
 from tests.cli.registry_fake import Command, Registry, install
 
@@ -187,12 +188,31 @@ def test_a_refusal_is_shown_with_its_code_and_ends_the_command(
     assert f'"code": "{code}"' in capsys.readouterr().out
 
 
-def test_a_registry_that_does_not_answer_has_an_exit_status_of_its_own(registry: Registry, command: Command) -> None:
+def test_a_registry_that_does_not_answer_has_an_exit_status_of_its_own(
+    registry: Registry, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     def refuse(request: httpx.Request) -> tuple[int, Any]:
         raise httpx.ConnectError("connection refused", request=request)
 
     registry.answers["GET", "/admin/tenants"] = refuse
     assert command.run("tenant", "list") == 4
+    assert "kubectl port-forward svc/loraplane-registry 8001" in capsys.readouterr().err
+
+
+def test_a_wrong_admin_key_is_told_with_where_the_right_one_is(
+    registry: Registry, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry.on("GET", "/admin/tenants", 401, refusal("invalid_api_key", "the credential is not valid"))
+    assert command.run("tenant", "list") == 1
+    told = capsys.readouterr().err
+    assert "invalid_api_key: http://registry.test does not take the key in LORAPLANE_ADMIN_KEY" in told
+    assert "Secret loraplane-keys" in told
+
+
+def test_help_tells_what_is_for_this_machine_only(command: Command) -> None:
+    assert command.run("--help") == 0
+    where = [command.output.index(text) for text in (HERE, "│ up ", "│ get ", ANYWHERE, "│ rollback ", "│ tenant ")]
+    assert where == sorted(where)
 
 
 def test_without_environment_and_env_file_the_command_says_what_is_missing(
@@ -201,4 +221,9 @@ def test_without_environment_and_env_file_the_command_says_what_is_missing(
     for name in ("LORAPLANE_ADMIN_URL", "LORAPLANE_ADMIN_KEY"):
         monkeypatch.delenv(name, raising=False)
     assert command.run("tenant", "list") == 4
-    assert "is `loraplane up` running" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "LORAPLANE_ADMIN_URL and LORAPLANE_ADMIN_KEY not set" in told
+    assert "`loraplane up`" in told and "docs/install.md" in told
+    monkeypatch.setenv("LORAPLANE_ADMIN_URL", "http://registry.test")
+    assert command.run("tenant", "list") == 4
+    assert "error: not_configured: LORAPLANE_ADMIN_KEY not set" in capsys.readouterr().err

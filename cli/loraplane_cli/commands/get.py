@@ -51,7 +51,7 @@ def get(
     state_dir: StateDir = DEFAULT_STATE,
     json: Json = False,
 ) -> None:
-    """Show objects and their status."""
+    """Show objects and their status (tenants: on Kubernetes, too)."""
     form = Form.JSON if json else output
     for text, param in ((name, "name"), (namespace, "namespace")):
         if text is not None:

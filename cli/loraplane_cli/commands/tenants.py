@@ -27,12 +27,12 @@ def create_tenant(
     name: Name,
     namespace: Annotated[
         list[str] | None,
-        typer.Option("-n", "--namespace", help="Namespace whose objects may serve this tenant; may be repeated."),
+        typer.Option("-n", "--namespace", help="Namespace whose objects may serve it; repeat it: these and no others."),
     ] = None,
     state_dir: StateDir = DEFAULT_STATE,
     json: Json = False,
 ) -> None:
-    """Create a tenant, or give an existing one these namespaces."""
+    """Create a tenant, or give an existing one these namespaces in place of those that it has."""
     check_name(name, "name")
     with admin(state_dir) as client:
         made = client.put_tenant(TenantSpec(name=name, namespaces=namespace or []))
