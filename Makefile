@@ -20,7 +20,7 @@ install: $(VENV)/.stamp ## Install everything, hash-checked, into .venv
 $(VENV)/.stamp: requirements/all.txt requirements/uv.txt pyproject.toml
 	@echo "installing into $(VENV) (about half a minute the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Loraplane needs Python 3.11 or newer; set PYTHON=…")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(PYTHON) -m venv $(VENV)  # also over one whose pip could not be installed
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q --require-hashes -r requirements/uv.txt
 	@$(BIN)/uv pip sync -q --python $(BIN)/python --require-hashes requirements/all.txt
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e .
