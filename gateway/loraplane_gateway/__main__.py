@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _migrate(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     import psycopg
-    from sqlalchemy.exc import OperationalError
+    from sqlalchemy.exc import DBAPIError
 
     from loraplane_core.errors import Unavailable
     from loraplane_gateway.db.migrate import migrate
@@ -70,15 +70,22 @@ def _migrate(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> 
         if arguments.create_roles:
             create_roles(
                 owner_url,
-                registry_password=arguments.registry_password_file.read_text().strip(),
-                data_password=arguments.data_password_file.read_text().strip(),
+                registry_password=_password(arguments.registry_password_file),
+                data_password=_password(arguments.data_password_file),
             )
         migrate(owner_url)
     except ValueError as error:
         return _refused("migrate", str(error))
-    except (Unavailable, psycopg.OperationalError, OperationalError) as error:
+    except (Unavailable, psycopg.Error, DBAPIError) as error:
         return _refused("migrate", str(getattr(error, "orig", error)), status=1)
     return 0
+
+
+def _password(file: Path) -> str:
+    """Postgres would take an empty one, and let nobody in with it."""
+    if found := file.read_text().strip():
+        return found
+    raise ValueError(f"{file} holds no password")
 
 
 def _refused(command: str, why: str, status: int = 2) -> int:

@@ -1,11 +1,13 @@
 """From one release's schema to the next: what is filled in, and that the previous release still works on it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from loraplane_core.wire.registry import Adapter, Rollback
+from loraplane_gateway.__main__ import main
 from loraplane_gateway.db.engine import create_engine
 from loraplane_gateway.db.migrate import migrate
 from loraplane_gateway.db.roles import REGISTRY_ROLE
@@ -103,3 +105,63 @@ async def test_the_previous_release_goes_on_working_on_the_new_schema(first: Dat
     assert (found.source_hash, found.source_version) == ("", 0)
     found = await _now(first, roll_back=True)
     assert (found.active_version, found.previous_version) == (4, 1)
+
+
+def _revision(database: Database, now: str = "") -> str:
+    """After setting it to `now`, if that is given."""
+    with psycopg.connect(database.owner_url) as connection:
+        if now:
+            connection.execute("UPDATE alembic_version SET version_num = %s", (now,))
+        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+async def test_a_release_that_was_rolled_back_takes_the_schema_of_the_newer_one(
+    first: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`helm rollback` runs the old release's init step on the new release's schema."""
+    migrate(first.owner_url)
+    _revision(first, "r9999")
+    assert main(["migrate", "--owner-url", first.owner_url]) == 0
+    assert _revision(first) == "r9999"
+    assert "r9999, of a newer release" in caplog.text
+    assert (await _now(first)).active_version == 3
+
+
+def test_a_database_that_another_program_migrates_is_refused(
+    first: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _revision(first, "ae1027a6acf")
+    assert main(["migrate", "--owner-url", first.owner_url]) == 2
+    assert "migrated by somebody else (to ae1027a6acf)" in capsys.readouterr().err
+    assert _revision(first) == "ae1027a6acf"
+
+
+def test_an_owner_that_may_not_is_told_so_in_a_line(
+    postgres: PostgresServer, first: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not a trace of our own calls: the init step's log is all that people see."""
+    for name in ("registry", "data"):
+        (tmp_path / name).write_text("a-password\n")
+    passwords = [f"--registry-password-file={tmp_path / 'registry'}", f"--data-password-file={tmp_path / 'data'}"]
+    with psycopg.connect(postgres.url(), autocommit=True) as connection:
+        connection.execute("CREATE ROLE powerless LOGIN PASSWORD 'a-password'")
+    url = postgres.url(first.name, "powerless", "a-password")
+    try:
+        for more in (["--create-roles", *passwords], []):
+            assert main(["migrate", "--owner-url", url, *more]) == 1
+            told = capsys.readouterr().err
+            assert told.startswith("loraplane-gateway migrate: permission denied")
+            assert "a-password" not in told
+    finally:
+        with psycopg.connect(postgres.url(), autocommit=True) as connection:
+            connection.execute("DROP ROLE powerless")
+
+
+def test_an_empty_password_is_refused(first: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "empty"
+    empty.write_text("\n")
+    files = [f"--registry-password-file={empty}", f"--data-password-file={empty}"]
+    assert main(["migrate", "--owner-url", first.owner_url, "--create-roles", *files]) == 2
+    assert f"{empty} holds no password" in capsys.readouterr().err
