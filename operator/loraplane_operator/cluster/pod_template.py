@@ -116,7 +116,11 @@ def _asked(spec: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[tuple[st
         yield "", "the engine's container may not be removed"
     for group in ("initContainers", "containers"):
         for container in _mappings(spec, group):
-            yield from _container(f"{group}[{_name(container)}]", container)
+            where = f"{group}[{_name(container)}]"
+            yield from _container(where, container)
+            yield from _asked_hosts(where, container)
+            if group == "containers" and _name(container) in names:
+                yield from _engine(where, container)
 
 
 def _volumes(spec: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -143,6 +147,8 @@ def _pod_security(context: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "privilege", "spec.securityContext.runAsNonRoot may not be changed"
     if context.get("sysctls"):
         yield "privilege", "spec.securityContext.sysctls may not be set"
+    if _mapping(context, "seccompProfile").get("type") not in ("RuntimeDefault", "Localhost"):
+        yield "privilege", "spec.securityContext.seccompProfile may not be taken off"
     yield from _security("spec.securityContext", context)
 
 
@@ -170,6 +176,22 @@ def _container(where: str, container: Mapping[str, Any]) -> Iterator[tuple[str, 
         "secretKeyRef" in _mapping(each, "valueFrom") for each in _mappings(container, "env")
     ):
         yield "secrets", f"{where}: its environment may not come from a Secret"
+
+
+def _engine(where: str, container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What others may do with a file system of their own, the engine does without."""
+    if _mapping(container, "securityContext").get("readOnlyRootFilesystem") is not True:
+        yield "privilege", f"{where}.securityContext.readOnlyRootFilesystem may not be changed"
+
+
+def _asked_hosts(where: str, container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Probes and hooks are asked by the kubelet, which no policy keeps from any host."""
+    lifecycle = _mapping(container, "lifecycle")
+    handlers = {name: _mapping(container, name) for name in ("startupProbe", "readinessProbe", "livenessProbe")}
+    handlers |= {f"lifecycle.{name}": _mapping(lifecycle, name) for name in ("postStart", "preStop")}
+    for name, handler in handlers.items():
+        if any(_mapping(handler, action).get("host") for action in ("httpGet", "tcpSocket")):
+            yield "host-namespaces", f"{where}.{name} may not name a host"
 
 
 def _security(where: str, context: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
