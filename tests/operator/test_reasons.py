@@ -33,6 +33,7 @@ from loraplane_operator.actions import (
     Warm,
 )
 from loraplane_operator.plan import plan
+from loraplane_operator.plan.last_words import last_words
 from loraplane_operator.words import BaseLocation, Memory, World
 from tests.operator.plans import HOME, failed, told, unclaimed, with_version
 from tests.operator.worlds import (
@@ -233,6 +234,8 @@ def given(seen: World) -> set[str]:
 def test_reason_is_given_by_something(reason: Reason) -> None:
     if reason is Reason.REFUSED:
         assert reason in given(CLAIMING("a_code_that_nobody_documented"))
+    elif reason is Reason.UNINSTALLED:
+        assert reason in {each["reason"] for each in last_words("LoRAAdapter", {}, 1, NOW)["conditions"]}
     elif reason in OWN:
         assert reason in given(OWN[reason]())
     else:

@@ -100,6 +100,7 @@ class Reason(StrEnum):
     BASE_NAME_CONFLICT = "BaseNameConflict", "An older pool serves other weights under the same base name."
     SCALED_TO_ZERO = "ScaledToZero", "The pool has no replicas by choice."
     HEALTHY = "Healthy", "Nothing is degraded."
+    UNINSTALLED = "Uninstalled", "The release was uninstalled; nobody serves or reconciles the object."
 
     REGISTRY_UNAVAILABLE = "RegistryUnavailable", "The registry does not answer; tried again."
     DATABASE_UNAVAILABLE = "DatabaseUnavailable", "The registry cannot reach its database; tried again."

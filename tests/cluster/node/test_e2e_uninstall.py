@@ -1,5 +1,7 @@
 """The end of the story: what stays of an installation, and that it goes without a trace then."""
 
+from typing import Any
+
 import pytest
 
 from loraplane_core.labels import FINALIZER
@@ -10,6 +12,12 @@ from tests.cluster.services import until
 
 pytestmark = pytest.mark.timeout(300)
 GONE_SECONDS = 60.0
+
+
+def main_condition(raw: dict[str, Any]) -> tuple[str, str]:
+    """Of a pool or an adapter: whether it serves."""
+    found = next(each for each in raw["status"]["conditions"] if each["type"] in ("Available", "Ready"))
+    return found["status"], found["reason"]
 
 
 def test_uninstall_leaves_what_the_notes_say_and_that_can_be_deleted_in_any_order(served: Served) -> None:
@@ -33,6 +41,8 @@ def test_uninstall_leaves_what_the_notes_say_and_that_can_be_deleted_in_any_orde
     objects = [*kube.items(pools), *kube.items(adapters)]
     assert len(objects) == 4
     assert not [raw for raw in objects if FINALIZER in raw["metadata"].get("finalizers", [])]
+    told = {raw["metadata"]["name"]: main_condition(raw) for raw in objects}
+    assert set(told.values()) == {("False", "Uninstalled")}, told
     for namespace in (installed.namespace, POOL_NAMESPACE):
         pods = f"/api/v1/namespaces/{namespace}/pods"
         until(lambda pods=pods: kube.items(pods) == [], GONE_SECONDS, installed.told)  # type: ignore[misc]
