@@ -52,9 +52,11 @@ def helm(*arguments: str, env: dict[str, str] | None = None, seconds: int = _SEC
     return done.stdout
 
 
-def template(*values: Path, settings: dict[str, str] | None = None, namespace: str = NAMESPACE) -> str:
+def template(
+    *values: Path, settings: dict[str, str] | None = None, namespace: str = NAMESPACE, release: str = RELEASE
+) -> str:
     """The whole rendering, hooks and the test included."""
-    arguments = ["template", RELEASE, str(CHART), "--namespace", namespace, "--kube-version", KUBERNETES]
+    arguments = ["template", release, str(CHART), "--namespace", namespace, "--kube-version", KUBERNETES]
     for file in values:
         arguments += ["--values", str(file)]
     for name, value in (settings or {}).items():
@@ -80,4 +82,6 @@ def pod_templates(rendered: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             found[f"{name}/{each['metadata']['namespace']}"] = {"metadata": each["metadata"], "spec": each["spec"]}
         elif each["kind"] in ("Deployment", "Job"):
             found[name] = each["spec"]["template"]
+        elif each["kind"] == "StatefulSet":
+            found[f"{name}/{each['metadata']['namespace']}"] = each["spec"]["template"]
     return found

@@ -168,9 +168,9 @@ def test_each_process_sees_only_its_own_secrets(name: str) -> None:
     expected = {
         ("operator", "operator"): {"master.key"},
         ("gateway", "role-keys"): {"master.key"},
-        ("gateway", "gateway"): {"pepper.key", "data-url", "url"},
-        ("registry", "registry"): {"master.key", "pepper.key", "admin.key", "registry-url", "url"},
-        ("registry", "migrate"): {"owner-url", "registry-password", "data-password"},
+        ("gateway", "gateway"): {"pepper.key", "data-url", "url", "ca.crt"},
+        ("registry", "registry"): {"master.key", "pepper.key", "admin.key", "registry-url", "url", "ca.crt"},
+        ("registry", "migrate"): {"owner-url", "registry-password", "data-password", "ca.crt"},
         ("postgres", "postgres"): {"owner-password"},
         ("valkey", "valkey"): {"password"},
     }
@@ -188,6 +188,21 @@ def _entries(volume: dict[str, Any]) -> list[str]:
 
 
 # -- the processes' own words
+
+
+@every_set
+def test_whoever_calls_a_database_finds_the_authority_that_its_secret_may_name(name: str) -> None:
+    """Optional: without the entry pods start all the same."""
+    for component, kinds in (("gateway", ["containers"]), ("registry", ["initContainers", "containers"])):
+        spec = pod(name, component)["spec"]
+        (volume,) = [each for each in spec["volumes"] if each["name"] == "authorities"]
+        sources = {each["secret"]["items"][0]["path"]: each["secret"] for each in volume["projected"]["sources"]}
+        assert all(each["optional"] for each in sources.values())
+        for container in (spec[kind][0] for kind in kinds):
+            (mount,) = [each for each in container["volumeMounts"] if each["name"] == "authorities"]
+            variables = {each["name"]: each["value"] for each in container["env"]}
+            assert variables["PGSSLROOTCERT"] == f"{mount['mountPath']}/postgres.crt"
+            assert "postgres.crt" in sources
 
 
 @every_set
@@ -239,6 +254,7 @@ def test_every_setting_is_one_that_the_process_knows(
     made = pod(name, component)
     known = {f"LORAPLANE_{field.upper()}" for field in kind.model_fields} | {"LORAPLANE_SECRETS_DIR"}
     files = {item["path"] for volume in made["spec"]["volumes"] for item in _projected(volume)}
+    files -= {"postgres.crt", "valkey.crt"}  # of authorities, in a folder of their own
     given = {each for each in environment(made) if each.startswith("LORAPLANE_")}
     assert (given | files) - known == set()
 
@@ -267,7 +283,7 @@ def test_services_policies_and_budgets_select_pods_that_there_are(name: str) -> 
             assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports
         elif each["kind"] == "NetworkPolicy" and "matchLabels" in each["spec"]["podSelector"]:
             selector = each["spec"]["podSelector"]["matchLabels"]
-        elif each["kind"] in ("PodDisruptionBudget", "Deployment"):
+        elif each["kind"] in ("PodDisruptionBudget", "Deployment", "StatefulSet"):
             selector = each["spec"]["selector"]["matchLabels"]
         if selector is not None:
             assert any(selector.items() <= found.items() for found in labels), each["metadata"]["name"]
@@ -323,6 +339,20 @@ def test_the_operators_rights_are_those_that_the_cluster_tests_judge() -> None:
         )
         shipped["metadata"] = {key: shipped["metadata"][key] for key in ("name", "namespace")}
         assert shipped == judged
+
+
+@every_set
+def test_hooks_are_made_in_the_releases_namespace_alone(name: str) -> None:
+    """A hook that cannot be made ends an uninstall for ever, and another namespace may be gone by then."""
+    hooks = [each for each in objects(rendered(name)) if "helm.sh/hook" in each["metadata"].get("annotations", {})]
+    assert {each["metadata"]["namespace"] for each in hooks} == {NAMESPACE}
+
+
+@every_set
+def test_pods_that_run_on_are_made_by_controllers(name: str) -> None:
+    """Most of a pod cannot be changed: an upgrade that changes such a value would stop half-way."""
+    pods = [each for each in objects(rendered(name)) if each["kind"] == "Pod"]
+    assert {component_of(each) for each in pods} == {"test"}
 
 
 @every_set

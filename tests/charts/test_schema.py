@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic_settings import BaseSettings
 
 from loraplane_gateway.data.settings import DataSettings
@@ -90,6 +91,24 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"uninstall.deadlineSeconds": 5}, "at '/uninstall/deadlineSeconds': minimum: got 5, want 60"),
     ({"extraObjects": [{"kind": "ConfigMap"}]}, "at '/extraObjects/0': missing property 'apiVersion'"),
     ({"fullnameOverride": "Lora_Plane"}, "at '/fullnameOverride': 'Lora_Plane' does not match pattern"),
+    # A default that is taken away: a template would find nothing, or render an empty line.
+    ({"gateway.drainSeconds": None}, "at '/gateway': missing property 'drainSeconds'"),
+    ({"gateway.service": None}, "at '/gateway': missing property 'service'"),
+    ({"operator.image.tag": None}, "at '/operator/image': missing property 'tag'"),
+    ({"tenants": None}, "at '': missing property 'tenants'"),
+    # Settings of the processes.
+    ({"gateway.settings": {"max_in_flight": 0}}, "at '/gateway/settings/max_in_flight': minimum: got 0, want 1"),
+    ({"registry.settings": {"feed_keep": "all"}}, "at '/registry/settings/feed_keep': got string, want integer"),
+    ({"registry.settings": {"drain_timeout": 16}}, "16 s and 15 s more do not fit into registry.terminationGrace"),
+    (
+        {"gateway.extraEnv": [{"name": "LORAPLANE_DATABASE_URL", "value": "postgresql://u:p@h/d"}]},
+        "gateway.extraEnv: LORAPLANE_DATABASE_URL is a setting; set it under gateway.settings",
+    ),
+    # Labels by which Services and NetworkPolicies go.
+    ({"commonLabels": {"app.kubernetes.io/component": "engine"}}, "commonLabels: app.kubernetes.io/component is the"),
+    ({"gateway.podLabels": {"loraplane.dev/pool": "smol"}}, "gateway.podLabels: loraplane.dev/pool is the chart's"),
+    ({"fullnameOverride": "1st"}, "at '/fullnameOverride': '1st' does not match pattern"),
+    ({"models.claim": "one", "adapters.claim": "one"}, "two claims would have one name (one, one, loraplane-store"),
     # What depends on several values is said by the templates.
     ({"postgres.enabled": False}, "needs postgres.existingSecret, a Secret with owner-url, registry-url and data-url"),
     ({"postgres.existingSecret": "mine"}, "existingSecret is for an external database; set postgres.enabled=false"),
@@ -112,6 +131,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "smol needs a namespace out of pools.namespaces (a)",
     ),
 ]
+
+
+#: What of a setting the schema says, as pydantic does.
+TYPED = ("type", "minimum", "maximum", "exclusiveMinimum")
 
 
 def settings(wanted: dict[str, Any]) -> dict[str, str]:
@@ -143,6 +166,10 @@ def test_settings_are_those_that_the_process_has_and_the_chart_does_not_set(
     assert set(schema["properties"]) == {
         name for name in kind.model_fields if name not in own and not re.search(refused, name)
     }
+    # A value of a wrong type would end the process at its start.
+    fields = kind.model_json_schema()["properties"]
+    for name, found in schema["properties"].items():
+        assert found == {key: fields[name][key] for key in TYPED if key in fields[name]}, name
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -154,9 +181,7 @@ def test_helm_lint_finds_nothing(name: str) -> None:
 
 
 def test_every_default_has_its_place_in_the_schema() -> None:
-    """So a value that is added to values.yaml alone is noticed; needs no helm."""
-    import yaml
-
+    """So a value that is added to values.yaml alone is noticed, and one that is set to null; needs no helm."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -166,6 +191,8 @@ def test_every_default_has_its_place_in_the_schema() -> None:
         if not isinstance(values, dict) or "properties" not in place:
             return []
         found = [f"{path}.{name}" for name in values if name not in place["properties"]]
+        if not path.endswith(".resources"):  # whoever sets no limit takes it away
+            found += [f"{path}.{name} is not required" for name in values if name not in place.get("required", ())]
         for name in values.keys() & place["properties"].keys():
             found += missing(values[name], place["properties"][name], f"{path}.{name}")
         return found

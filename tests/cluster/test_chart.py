@@ -18,7 +18,7 @@ import pytest
 from loraplane_core.labels import FINALIZER, LABEL_POOL
 from loraplane_gateway.data.routing.endpoints import Endpoints
 from loraplane_gateway.data.routing.slices import EndpointSlices
-from tests.charts.helm import CHART, NAMESPACE, RELEASE, SETS, helm, objects, pod_templates, template
+from tests.charts.helm import CHART, NAMESPACE, RELEASE, SETS, HelmFailed, helm, objects, pod_templates, template
 from tests.cluster.install import restricted_namespaces
 from tests.cluster.kube import ADAPTERS, POOLS, Kube, Refused, settings_of
 from tests.cluster.services import until
@@ -193,21 +193,51 @@ def slice_of(*ordinals: int) -> dict[str, Any]:
     }
 
 
+# -- what an install and an upgrade find
+
+
+def test_what_is_there_already_is_looked_at(kube: Kube, released: dict[str, str]) -> None:
+    """In one test, for each release takes seconds: an autoscaler leaves the gateways that run, an existing Secret has
+    its entries, a namespace has one release."""
+    gateway = f"/apis/apps/v1/namespaces/{HOME}/deployments/{RELEASE}-gateway"
+    kube.merge(gateway, {"spec": {"replicas": 4}})
+    upgrade = ["upgrade", RELEASE, str(CHART), "--namespace", HOME, "--set", "gateway.autoscaling.enabled=true"]
+    helm(*upgrade, env=released)
+    # Without a number it would be one, until the autoscaler has counted.
+    assert kube.call("GET", gateway)["spec"]["replicas"] == 4
+
+    path = f"/api/v1/namespaces/{HOME}/secrets/own-keys"
+    own = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "own-keys"}}
+    kube.apply(path, own | {"stringData": {"master.key": "a", "pepper.key": "b"}})
+    dry = ["--set", "keys.existingSecret=own-keys", "--dry-run=server"]
+    # Pods would wait for it for ever, and say so only to those who describe them.
+    with pytest.raises(HelmFailed, match=r"keys.existingSecret: the Secret own-keys has no entry admin.key"):
+        helm(*upgrade, *dry, env=released)
+    kube.apply(path, own | {"stringData": {"master.key": "a", "pepper.key": "b", "admin.key": "c"}})
+    helm(*upgrade, *dry, env=released)
+    kube.delete(path)
+
+    # Two operators would give engines their own credentials in turn.
+    other = ["install", "second", str(CHART), "--namespace", NAMESPACE, "--set", f"tenants.namespaces={{{HOME}}}"]
+    with pytest.raises(HelmFailed, match=f'Role "loraplane-operator" in namespace "{HOME}" exists'):
+        helm(*other, "--dry-run=server", env=released)
+
+
 # -- uninstalling
 
 
 def test_the_hook_frees_objects_and_ends_engines_with_its_own_rights_alone(
     cluster: ClusterAccess, kube: Kube, released: dict[str, str], tmp_path: Path
 ) -> None:
-    """The hook's process under the account and the Roles that helm makes for it; the operator has no pod here."""
+    """The hook's process under its account and the Roles that the release has; the operator has no pod here."""
     rendered = objects(helm("get", "hooks", RELEASE, "--namespace", HOME, env=released))
     hooks = [raw for raw in rendered if raw["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"]
     job = next(raw for raw in hooks if raw["kind"] == "Job")
     for raw in hooks:
-        if raw["kind"] in ("ServiceAccount", "Role", "RoleBinding"):
+        if raw["kind"] == "ServiceAccount":
             kube.apply(path_of(raw), raw)
-    pool = kube.apply(f"{POOLS.format(namespace=HOME)}/smol", _object("BaseModelPool", "smol", _POOL))
-    adapter = f"{ADAPTERS.format(namespace=HOME)}/pirate"
+    smol, adapter = f"{POOLS.format(namespace=HOME)}/smol", f"{ADAPTERS.format(namespace=HOME)}/pirate"
+    pool = kube.apply(smol, _object("BaseModelPool", "smol", _POOL))
     kube.apply(adapter, _object("LoRAAdapter", "pirate", _ADAPTER, OTHERS))
     workload(kube, pool)
     going = f"{ADAPTERS.format(namespace=HOME)}/going"
@@ -228,14 +258,15 @@ def test_the_hook_frees_objects_and_ends_engines_with_its_own_rights_alone(
     )
     assert done.returncode == 0, done.stderr
     assert finalizers(kube, adapter) == [OTHERS]
-    assert finalizers(kube, f"{POOLS.format(namespace=HOME)}/smol") == []
+    assert finalizers(kube, smol) == []
+    assert (condition(kube, adapter, "Ready"), condition(kube, smol, "Available")) == (("False", "Uninstalled"),) * 2
     until(lambda: kube.get(going) is None, 10, "the object that was being deleted")
     assert all(kube.get(path) is None for path in workload_paths())
     operator = kube.get(f"/apis/apps/v1/namespaces/{HOME}/deployments/{RELEASE}-operator")
     assert operator is not None
     assert operator["spec"]["replicas"] == 0
     kube.merge(adapter, {"metadata": {"finalizers": None}})
-    for path in (adapter, f"{POOLS.format(namespace=HOME)}/smol"):
+    for path in (adapter, smol):
         kube.delete(path)
         until(lambda path=path: kube.get(path) is None, 10, path)  # type: ignore[misc]
 
@@ -278,6 +309,12 @@ def workload(kube: Kube, pool: dict[str, Any]) -> None:
         }
         body = {"apiVersion": version, "kind": kind, "metadata": metadata}
         kube.apply(path, body | ({"spec": spec} if spec else {}))
+
+
+def condition(kube: Kube, path: str, wanted: str) -> tuple[str, str]:
+    """(status, reason)"""
+    conditions = (kube.call("GET", path).get("status") or {}).get("conditions") or []
+    return next(((each["status"], each["reason"]) for each in conditions if each["type"] == wanted), ("", ""))
 
 
 def finalizers(kube: Kube, path: str) -> list[str]:

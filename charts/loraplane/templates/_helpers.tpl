@@ -1,41 +1,56 @@
 {{- define "loraplane.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
+{{- include "loraplane.short" (default .Chart.Name .Values.nameOverride) }}
 {{- end }}
 
-{{/* The longest suffix is "-operator-uninstall": 40 characters leave room for it in a label. */}}
+{{/* Of a name: 40 characters, which leave room for the longest suffix in a label. */}}
+{{- define "loraplane.short" -}}
+{{- regexReplaceAll "-+$" (trunc 40 .) "" }}
+{{- end }}
+
 {{- define "loraplane.fullname" -}}
 {{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- include "loraplane.short" .Values.fullnameOverride }}
 {{- else if contains (include "loraplane.name" .) .Release.Name }}
-{{- .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- include "loraplane.short" .Release.Name }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name (include "loraplane.name" .) | trunc 40 | trimSuffix "-" }}
+{{- include "loraplane.short" (printf "%s-%s" .Release.Name (include "loraplane.name" .)) }}
 {{- end }}
 {{- end }}
 
-{{/* (root, component) -> what selects a component's pods; never changes. */}}
+{{/* (root, component) -> what selects a component's pods; never changes. Names are quoted wherever they stand alone:
+YAML takes 123 for a number, and no for a boolean. */}}
 {{- define "loraplane.selector" -}}
-app.kubernetes.io/name: {{ include "loraplane.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "loraplane.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
+{{/* The same as it stands in an argument. */}}
+{{- define "loraplane.selectorArgument" -}}
+{{- $found := list }}
+{{- range $name, $value := include "loraplane.selector" . | fromYaml }}
+{{- $found = append $found (printf "%s=%s" $name $value) }}
+{{- end }}
+{{- join "," $found }}
+{{- end }}
+
+{{/* (root, component, more?): `more` wins over commonLabels; validate.yaml keeps both off the chart's own. */}}
 {{- define "loraplane.labels" -}}
 {{ include "loraplane.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 app.kubernetes.io/part-of: loraplane
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-{{- with .root.Values.commonLabels }}
+{{- with merge (dict) (.more | default dict) .root.Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}
 
 {{/* (root, component, name, namespace?, clusterWide?, annotations?, labels?) -> an object's metadata. */}}
 {{- define "loraplane.metadata" -}}
-name: {{ .name }}
+name: {{ .name | quote }}
 {{- if not .clusterWide }}
-namespace: {{ .namespace | default .root.Release.Namespace }}
+namespace: {{ .namespace | default .root.Release.Namespace | quote }}
 {{- end }}
 labels:
   {{- include "loraplane.labels" . | nindent 2 }}
@@ -115,6 +130,34 @@ annotations:
 {{- ternary (printf "%s-valkey" (include "loraplane.fullname" .)) .Values.valkey.existingSecret .Values.valkey.enabled }}
 {{- end }}
 
+{{/*
+Certificates of the authorities that external databases' certificates are of, where their Secrets hold them: a volume,
+its mount, and the variable by which libpq finds its own.
+*/}}
+{{- define "loraplane.authorities" -}}
+- name: authorities
+  projected:
+    defaultMode: 0440
+    sources:
+      {{- range $component, $secret := dict "postgres" (include "loraplane.databaseSecret" .) "valkey" (include "loraplane.valkeySecret" .) }}
+      {{- if $secret }}
+      - secret:
+          name: {{ $secret | quote }}
+          optional: true
+          items:
+            - { key: ca.crt, path: {{ $component }}.crt }
+      {{- end }}
+      {{- end }}
+{{- end }}
+
+{{- define "loraplane.authoritiesMount" -}}
+- { name: authorities, mountPath: /var/run/authorities, readOnly: true }
+{{- end }}
+
+{{- define "loraplane.authoritiesEnv" -}}
+- { name: PGSSLROOTCERT, value: /var/run/authorities/postgres.crt }
+{{- end }}
+
 {{/* The pods' side of the "restricted" Pod Security Standard; all of our images run as this user. */}}
 {{- define "loraplane.podSecurity" -}}
 securityContext:
@@ -140,7 +183,7 @@ imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .root.Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 enableServiceLinks: false
 {{ include "loraplane.podSecurity" . }}
@@ -161,10 +204,7 @@ affinity:
 {{/* (root, values, component, checksum?) -> metadata of a pod template. */}}
 {{- define "loraplane.podMetadata" -}}
 labels:
-  {{- include "loraplane.labels" . | nindent 2 }}
-  {{- with .values.podLabels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- include "loraplane.labels" (merge (dict "more" .values.podLabels) .) | nindent 2 }}
 {{- with merge (dict) (.values.podAnnotations | default dict) .root.Values.commonAnnotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
@@ -186,12 +226,12 @@ accessModes:
   {{- toYaml .accessModes | nindent 2 }}
 resources:
   requests:
-    storage: {{ .size }}
+    storage: {{ .size | quote }}
 {{- with .storageClassName }}
 storageClassName: {{ ternary "" . (eq . "-") | quote }}
 {{- end }}
 {{- with .volumeName }}
-volumeName: {{ . }}
+volumeName: {{ . | quote }}
 {{- end }}
 {{- end }}
 

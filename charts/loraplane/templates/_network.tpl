@@ -2,7 +2,7 @@
 {{- define "loraplane.peer" -}}
 {{- if .namespaces }}
 {{- range .namespaces }}
-- namespaceSelector: { matchLabels: { kubernetes.io/metadata.name: {{ . }} } }
+- namespaceSelector: { matchLabels: { kubernetes.io/metadata.name: {{ . | quote }} } }
   podSelector:
     matchLabels:
       {{- include "loraplane.selector" $ | nindent 6 }}
