@@ -42,6 +42,9 @@ REQUEST_LOAD_SECONDS = 60.0
 UNLOAD_GRACE_SECONDS = 5.0
 #: Refs without weights here that are remembered: tombstones, and digests seen.
 MEMORY = 10_000
+#: How long a withdrawn version is refused to requests: gateways that still route to it learn better meanwhile. After
+#: that a request for it means that it is served again, by an object that came back, and this replica is not its home.
+TOMBSTONE_SECONDS = 30.0
 
 #: (tier the load came from, seconds)
 LoadObserver = Callable[[str, float], None]
@@ -80,7 +83,7 @@ class AdapterStore:
         self._on_load = on_load
         self._clock = clock
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._tombstones: OrderedDict[str, None] = OrderedDict()
+        self._tombstones: OrderedDict[str, float] = OrderedDict()  # ref -> since when
         self._failures = Failures(clock)
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._going: dict[str, asyncio.Event] = {}  # deletions under way; set when over
@@ -235,7 +238,9 @@ class AdapterStore:
     def _entry(self, adapter: AdapterId) -> _Entry:
         ref = str(adapter.ref)
         if ref in self._tombstones:
-            raise Withdrawn(f"{ref} was withdrawn from this engine")
+            if ref in self._going or self._clock() < self._tombstones[ref] + TOMBSTONE_SECONDS:
+                raise Withdrawn(f"{ref} was withdrawn from this engine")
+            del self._tombstones[ref]
         entry = self._entries.get(ref)
         if entry is None:
             entry = self._entries[ref] = _Entry(adapter)
@@ -337,7 +342,7 @@ class AdapterStore:
                 raise DeadlineExceeded(f"{entry.id.ref} was not freed in time") from error
 
     def _bury(self, ref: str) -> None:
-        self._tombstones[ref] = None
+        self._tombstones[ref] = self._clock()
         self._tombstones.move_to_end(ref)
         while len(self._tombstones) > MEMORY:
             self._tombstones.popitem(last=False)

@@ -120,7 +120,7 @@ class Proxy:
                     attempts.resolved_again = True
                     attempts.tried.clear()
                     outcome.target = await resolve_again()
-                elif refused.elsewhere:
+                elif refused.elsewhere or refused.status == 410:  # it is served again, and that one has yet to learn it
                     attempts.refused = refused
                     attempts.route_by = 0.0  # it did answer: ask another one that is there, but wait for none
                     if not self._may_retry(attempts, refused.code or str(refused.status)):

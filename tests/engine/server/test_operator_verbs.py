@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from loraplane_engine import messages as m
+from loraplane_engine.server import adapters
 from tests.engine.server.artifacts import Source
 from tests.engine.server.fake_core import replaced
 from tests.engine.server.managed import Known, ask, being_fetched, code, delete, listed, put, put_body
@@ -91,6 +92,20 @@ async def test_a_deleted_adapter_leaves_a_tombstone_that_put_clears(pool: World,
     assert (await put(pool, known)).status_code == 200
     assert (await ask(pool, known)).status_code == 200
     assert source.served["adapter_model.safetensors"] == 2  # its bytes had left the disk too
+
+
+async def test_a_tombstone_ends_so_that_a_version_which_came_back_is_served_by_replicas_that_are_not_its_home(
+    pool: World, known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "TOMBSTONE_SECONDS", 1.0)
+    await put(pool, known)
+    await delete(pool, known, drain_s=1)
+    assert code(await ask(pool, known)) == (410, "adapter_withdrawn")
+    async with asyncio.timeout(10):
+        while (answer := await ask(pool, known)).status_code == 410:
+            continue
+    assert answer.status_code == 200
+    assert known.ref in await listed(pool)
 
 
 async def test_deleting_during_a_load_withdraws_it(pool: World, source: Source, known: Known) -> None:

@@ -193,6 +193,19 @@ async def test_a_withdrawn_version_is_resolved_again_once(own_world: World, plac
             assert len(engine.requests) == 4
 
 
+async def test_a_replica_that_has_yet_to_learn_that_a_version_is_served_again_is_passed_over(
+    world: World, place: Place
+) -> None:
+    home, other = _pair(place)
+    home.default = Plan(status=410, error_code="adapter_withdrawn")
+    async with engines(home, other):
+        for engine in (home, other):
+            engine.publish(place.endpoints)
+        async with gateway(place.settings(world.url), replicas=2) as gw:
+            assert (await gw.ask(world.keys.acme, "pirate")).status_code == 200
+            assert (len(home.requests), len(other.requests)) == (2, 1)
+
+
 async def test_a_silent_engine_is_504_and_nobody_tries_again(world: World, place: Place) -> None:
     home, other = _pair(place)
     home.default = Plan(hold="headers")
