@@ -51,6 +51,7 @@ class Witness:
         self._secrets: dict[str, Any] = {}
         self._texts: dict[str, set[str]] = {}  # by place
         self._logs: dict[tuple[int, int], tuple[str, int]] = {}  # by device and inode: place and open file
+        self._seen: dict[str, int] = {}
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="witness", daemon=True)
@@ -98,7 +99,12 @@ class Witness:
         missing = {"object", "log", "environment", "command"} - kinds
         assert not missing, f"nothing was seen of: {', '.join(sorted(missing))}"
         assert self._secrets, "no Secret was seen"
+        self._seen = {place: len(text) for place, text in texts.items()}
         return sorted(find for place, text in texts.items() for find in self._hunt.finds(place, text))
+
+    def seen(self) -> set[str]:
+        """The places in which `finds` has found some text: an empty list means nothing of any other."""
+        return {place for place, characters in self._seen.items() if characters}
 
     def _stop(self) -> None:
         self._stopping.set()

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tests.charts.helm import CHART, helm
 from tests.cluster.images import archive, reference
 from tests.cluster.kube import ADAPTERS, POOLS, Kube, Refused
 from tests.cluster.node.canaries import Witness
+from tests.cluster.node.inventory import inventory
 from tests.cluster.node.restricted import RESTRICTED, local_volume, mounted_claim, restricted_namespace, told
 from tests.cluster.services import ROOT, until
 from tests.cluster.tool import Cluster
@@ -63,6 +65,7 @@ class Installation:
         self.http = httpx.Client(timeout=60, trust_env=False)
         #: Of all that happens to it from before its install on; a test at the end asks whether a secret got out.
         self.witness = Witness(cluster, (namespace, POOL_NAMESPACE, team), [(RELEASE, namespace)])
+        self.before: set[str] = set()  # the inventory before the install
         self._values = folder / "values.json"
         self._values.write_text(json.dumps(values_of(namespace, team)))
 
@@ -77,6 +80,7 @@ class Installation:
 
     def install(self) -> None:
         """`helm install --wait`."""
+        self.before = self.inventory()
         try:
             self.helm("install", str(CHART), "--values", str(self._values), "--wait")
         except Exception as error:
@@ -113,8 +117,14 @@ class Installation:
         return self.url("gateway", 8000)
 
     def admin_key(self) -> str:
+        return self._key("admin")
+
+    def master_key(self) -> bytes:
+        return bytes.fromhex(self._key("master").strip())
+
+    def _key(self, name: str) -> str:
         secret = self.kube.call("GET", f"/api/v1/namespaces/{self.namespace}/secrets/{RELEASE}-keys")
-        return base64.b64decode(secret["data"]["admin.key"]).decode()
+        return base64.b64decode(secret["data"][f"{name}.key"]).decode()
 
     def admin(self, method: str, path: str, body: Any = None) -> Any:
         headers = {"authorization": f"Bearer {self.admin_key()}"}
@@ -147,6 +157,10 @@ class Installation:
             self.kubectl(*command, seconds=seconds + 10)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.kubectl('get', 'lora,bmp', '-A')}\n{self.told()}") from error
+
+    def inventory(self) -> set[str]:
+        """Of the namespaces that the release, its pools and its tenants have, and beside them."""
+        return inventory(self.kube, (self.namespace, POOL_NAMESPACE, self.team), RELEASE)
 
     def told(self) -> str:
         """Status and output of every pod, for whoever reads a failure."""
@@ -201,11 +215,16 @@ def values_of(namespace: str, team: str) -> dict[str, Any]:
     }
 
 
+def load_images(cluster: Cluster) -> None:
+    """Those of an installation, two at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda name: cluster.load_image(archive(name)), IMAGES.values()))
+
+
 @contextlib.contextmanager
 def running_installation(cluster: Cluster, folder: Path) -> Iterator[Installation]:
     """Afterwards nothing of it is left but its CRDs, whatever a test left behind."""
-    for name in IMAGES.values():
-        cluster.load_image(archive(name))
+    load_images(cluster)
     with contextlib.ExitStack() as stack:
         kube = stack.enter_context(contextlib.closing(Kube(cluster.kubeconfig)))
         namespace = stack.enter_context(restricted_namespace(kube, "loraplane"))
@@ -315,12 +334,13 @@ class Served:
     installed: Installation
     keys: Mapping[str, str]
 
-    def client(self, tenant: str, *, pooled: bool = True) -> openai.OpenAI:
-        """Through the gateway's Service, retrying nothing; unpooled: a new connection for each request."""
+    def client(self, tenant: str, *, pooled: bool = True, at: str = "") -> openai.OpenAI:
+        """Through the gateway's Service, or at one gateway's address; retrying nothing. Unpooled: a new connection for
+        each request."""
         limits = httpx2.Limits(max_keepalive_connections=None if pooled else 0)
         http = httpx2.Client(limits=limits, timeout=60, trust_env=False)
         return openai.OpenAI(
-            base_url=f"{self.installed.gateway}/v1", api_key=self.keys[tenant], max_retries=0, http_client=http
+            base_url=f"{at or self.installed.gateway}/v1", api_key=self.keys[tenant], max_retries=0, http_client=http
         )
 
 

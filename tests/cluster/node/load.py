@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,10 @@ from tests.cluster.services import until
 
 RATE = 3.0
 TOKENS = 8
-#: A stream that is still under way when something is done to it, and no longer when its drain, 20 s at least, is over.
-LONG = 24
+#: An answer that takes a second at least.
+LONG = 48
+#: More than anybody waits for: such a stream flows until its client leaves it, however fast the machine is.
+ENDLESS = 1900
 ANSWER_SECONDS = 60.0
 BASE = "smollm2-135m-instruct"
 #: What is asked for in turn: every tenant's adapter, and the base, which goes to whoever has least to do.
@@ -32,25 +34,42 @@ class Answer:
     model: str
     streamed: bool
     pooled: bool
+    at: str = ""  # one gateway's address; empty: the Service's
+    endless: bool = False
     began: float = field(default_factory=time.monotonic)
     first_byte: float = 0.0  # as the client sees it; of a whole answer, all of it
+    latest: float = 0.0  # piece of a stream
     ended: float = 0.0
     replica: str = ""
     adapter_id: str = ""
+    residency: str = ""
     pieces: int = 0
     trouble: str = ""  # empty: a whole answer
     unsent: bool = False  # no connection came to be, so nothing was asked
+    left: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
     @property
     def under_way(self) -> bool:
         return self.first_byte > 0 and not self.ended
 
+    def flows_until(self, moment: float) -> None:
+        """Pieces still come then (of `time.monotonic`)."""
+        seconds = moment - time.monotonic() + ANSWER_SECONDS
+        until(lambda: self.ended or self.latest >= moment, seconds, lambda: f"it stands still: {self}")
+        assert not self.ended, f"it ended {moment - self.ended:.1f} s too early: {self}"
+
+    def leave(self) -> None:
+        """Its client has seen enough, and goes with the next piece."""
+        self.left.set()
+
 
 class Load:
-    """Close it: what runs then is read to its end."""
+    """Close it: what runs then is read to its end, and what has none is left."""
 
-    def __init__(self, served: Served, *, rate: float = RATE) -> None:
+    def __init__(self, served: Served, *, rate: float = RATE, asked: Sequence[tuple[str, str]] = ASKED) -> None:
+        self._served = served
         self._rate = rate
+        self._asked = list(asked)
         self._clients = {
             (tenant, pooled): served.client(tenant, pooled=pooled) for tenant in TENANTS for pooled in (True, False)
         }
@@ -65,6 +84,9 @@ class Load:
     def close(self) -> None:
         self._stop.set()
         self._pacer.join(timeout=5)
+        for answer in self.answers:
+            if answer.endless:
+                answer.leave()
         for thread in self._threads:
             thread.join(timeout=2 * ANSWER_SECONDS)
         for client in self._clients.values():
@@ -85,22 +107,23 @@ class Load:
         since = time.monotonic()
         until(lambda: len(self.done(since)) >= count, seconds, lambda: f"{len(self.done(since))} of {count}: {self}")
 
-    def stream_on(self, ordinal: int, seconds: float = ANSWER_SECONDS) -> Answer:
-        """A long stream of the examples' pool that is under way on that replica."""
-        replica = f"{POOL_NAMESPACE}/{POOL}/{ordinal}"
+    def flow(self, ordinal: int | None = None, *, at: str = "", seconds: float = ANSWER_SECONDS) -> Answer:
+        """An endless stream that is under way: on that replica of the examples' pool, by that gateway."""
+        replica = "" if ordinal is None else f"{POOL_NAMESPACE}/{POOL}/{ordinal}"
         deadline = time.monotonic() + seconds
-        for tenant, model in itertools.cycle(ASKED):
-            answer = self.ask(Answer(tenant, model, streamed=True, pooled=True), LONG)
-            until(lambda a=answer: a.first_byte or a.ended, seconds, f"a first byte from {replica}: {self}", 0.01)  # type: ignore[misc]
-            if answer.replica == replica and answer.under_way:
+        for tenant, model in itertools.cycle(self._asked):
+            answer = self.ask(Answer(tenant, model, streamed=True, pooled=not at, at=at, endless=True))
+            until(lambda a=answer: a.first_byte or a.ended, seconds, lambda: f"no first byte: {self}", 0.01)  # type: ignore[misc]
+            if answer.under_way and answer.replica.startswith(replica):
                 return answer
-            assert time.monotonic() < deadline, f"no stream came to {replica}: {self}"
+            answer.leave()
+            assert time.monotonic() < deadline, f"no stream came to {replica or at}: {self}"
         raise AssertionError("unreachable")
 
     def ask(self, answer: Answer, tokens: int = TOKENS) -> Answer:
         """Begins; the answer is filled in by a thread of its own."""
         self.answers.append(answer)
-        thread = threading.Thread(target=self._run, args=(answer, tokens))
+        thread = threading.Thread(target=self._run, args=(answer, ENDLESS if answer.endless else tokens))
         self._threads.append(thread)
         thread.start()
         return answer
@@ -116,13 +139,17 @@ class Load:
         for number in itertools.count():
             if self._stop.wait(max(0.0, began + number / self._rate - time.monotonic())):
                 return
-            tenant, model = ASKED[number % len(ASKED)]
-            turn = number // len(ASKED)  # so that every model gets every kind
+            tenant, model = self._asked[number % len(self._asked)]
+            turn = number // len(self._asked)  # so that every model gets every kind
             self.ask(Answer(tenant, model, streamed=turn % 2 == 0, pooled=turn % 4 < 2))
 
     def _run(self, answer: Answer, tokens: int) -> None:
+        ask = self._stream if answer.streamed else self._whole
+        fields = {"model": answer.model, "prompt": "Hello", "max_tokens": tokens, "temperature": 0}
         try:
-            (self._stream if answer.streamed else self._whole)(answer, tokens)
+            with self._client(answer) as client:
+                reason = ask(client, answer, {**fields, "extra_body": {"ignore_eos": True}})
+            answer.trouble = "" if answer.left.is_set() else _judged(answer, reason)
         except (openai.OpenAIError, httpx2.HTTPError) as error:
             cause = error.__cause__
             answer.trouble = f"{type(error).__name__}: {error} ({type(cause).__name__}: {cause})"
@@ -130,33 +157,47 @@ class Load:
         finally:
             answer.ended = time.monotonic()
 
-    def _asked(self, answer: Answer, tokens: int) -> tuple[openai.OpenAI, dict[str, Any]]:
-        fields = {"model": answer.model, "prompt": "Hello", "max_tokens": tokens, "temperature": 0}
-        return self._clients[answer.tenant, answer.pooled], {**fields, "extra_body": {"ignore_eos": True}}
+    @contextlib.contextmanager
+    def _client(self, answer: Answer) -> Iterator[openai.OpenAI]:
+        if not answer.at:
+            yield self._clients[answer.tenant, answer.pooled]
+            return
+        with self._served.client(answer.tenant, at=answer.at) as client:
+            yield client
 
-    def _whole(self, answer: Answer, tokens: int) -> None:
-        client, fields = self._asked(answer, tokens)
+    def _whole(self, client: openai.OpenAI, answer: Answer, fields: dict[str, Any]) -> str:
         raw = client.completions.with_raw_response.create(**fields)
         _told_by(answer, raw.headers)
         answer.first_byte = time.monotonic()
-        reason = raw.parse().choices[0].finish_reason
-        answer.trouble = "" if reason == "length" else f"it ended with {reason}"
+        return str(raw.parse().choices[0].finish_reason)
 
-    def _stream(self, answer: Answer, tokens: int) -> None:
-        client, fields = self._asked(answer, tokens)
+    def _stream(self, client: openai.OpenAI, answer: Answer, fields: dict[str, Any]) -> str:
+        """Why it ended; "" where nobody said so."""
         raw = client.completions.with_raw_response.create(stream=True, **fields)
         _told_by(answer, raw.headers)
         answer.first_byte = time.monotonic()  # the gateway sends headers with the first piece
         reason = ""
-        for event in raw.parse():
-            answer.pieces += 1
-            reason = next((each.finish_reason for each in event.choices if each.finish_reason), reason)
-        answer.trouble = "" if reason == "length" else f"it broke off: {reason or 'no end'}"
+        with raw.parse() as events:
+            for event in events:
+                answer.pieces, answer.latest = answer.pieces + 1, time.monotonic()
+                reason = next((each.finish_reason for each in event.choices if each.finish_reason), reason)
+                if answer.left.is_set():
+                    break
+        return reason
+
+
+def _judged(answer: Answer, reason: str) -> str:
+    """What is wrong with an answer that came; "" when nothing is."""
+    if reason != "length":
+        return f"it broke off: {reason or 'no end'}"
+    own = answer.model == BASE or answer.adapter_id.startswith(f"{answer.tenant}/{answer.model}@")
+    return "" if own else f"{answer.adapter_id} answered"
 
 
 def _told_by(answer: Answer, headers: httpx2.Headers) -> None:
     answer.replica = headers.get("x-loraplane-replica", "")
     answer.adapter_id = headers.get("x-loraplane-adapter-id", "")
+    answer.residency = headers.get("x-loraplane-residency", "")
 
 
 @contextlib.contextmanager
@@ -164,15 +205,8 @@ def steady(served: Served, **options: Any) -> Iterator[Load]:
     made = Load(served, **options)
     made.start()
     try:
-        made.until_answered(2 * len(ASKED))
+        made.until_answered(len(ASKED))
         yield made
     finally:
         made.close()
-
-
-def eventually_serves(ask: Callable[[], str], prefix: str, seconds: float) -> str:
-    """Until the adapter id that answers begins so; a change reaches the gateways a moment later."""
-    return (
-        until(lambda: (found := ask()).startswith(prefix) and found, seconds, lambda: f"{prefix}, not {ask()}", 0.2)
-        or ""
-    )
+    assert made.running() == [], "they never ended"

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from loraplane_core.labels import FINALIZER
 from tests.charts.helm import binary
-from tests.cluster.images import archive
 from tests.cluster.kube import Kube
-from tests.cluster.node.installation import IMAGES, SITE
+from tests.cluster.node.installation import SITE, load_images
 from tests.cluster.node.restricted import USER, local_volume, told
 from tests.cluster.services import ROOT, until
 from tests.cluster.tool import Cluster
@@ -80,8 +80,7 @@ def small_pool(document: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def folder(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
     """The copy of the checkout in which it is all typed; images and volumes are there."""
-    for name in IMAGES.values():
-        cluster.load_image(archive(name))
+    load_images(cluster)
     made = checkout(tmp_path / "checkout", small_pool)
     (made / "my-values.yaml").write_text(yaml.safe_dump(values()))
     with contextlib.ExitStack() as stack:
@@ -143,8 +142,10 @@ def test_the_page_from_an_empty_namespace_to_nothing_left(cluster: Cluster, fold
 def test_the_release_may_be_deleted_with_its_namespace(cluster: Cluster, folder: Path, tmp_path: Path) -> None:
     """As the page says, though nothing was uninstalled: adapters are Ready, and carry finalizers."""
     ready = next(number for number, block in enumerate(TYPED) if "condition=Ready lora --all" in block.text)
-    gone = Block(INSTALL, 0, "sh", f"kubectl delete namespace {NAMESPACE} --timeout=120s\n")
+    held = f"kubectl get lora,bmp -n {NAMESPACE} -o jsonpath='{{.items[*].metadata.finalizers}}'"
+    gone = Block(INSTALL, 0, "sh", f"{held}\nkubectl delete namespace {NAMESPACE} --timeout=120s\n")
     printed = typed([*TYPED[: ready + 1], gone], cluster, folder, tmp_path)
+    assert printed[gone].count(FINALIZER) == 4, printed[gone]
     assert f'namespace "{NAMESPACE}" deleted' in printed[gone]
 
 

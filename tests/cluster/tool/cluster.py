@@ -20,7 +20,7 @@ from tests.cluster.kube import Kube, Refused
 from tests.cluster.tool import controlplane, dns, node
 from tests.cluster.tool.build import build
 from tests.cluster.tool.errors import ClusterError
-from tests.cluster.tool.images import write_images
+from tests.cluster.tool.images import reference_and_digest, write_images
 from tests.cluster.tool.leftovers import (
     BASE,
     STATE_VARIABLE,
@@ -162,10 +162,12 @@ class Cluster:
         return target
 
     def load_image(self, archive: Path) -> None:
-        """A docker or OCI archive becomes an image of the node (level "node"); use `imagePullPolicy: Never`."""
-        address = ("--address", str(self.state / node.CONTAINERD_SOCKET), "--namespace", "k8s.io")
-        command = ["ctr", *address, "images", "import", str(archive)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=False)
+        """A docker or OCI archive becomes an image of the node (level "node"); use `imagePullPolicy: Never`. An OCI
+        archive that is one already costs nothing."""
+        named = reference_and_digest(archive)
+        if named is not None and named[1] in self._images("list", f"name=={named[0]}").stdout:
+            return
+        done = self._images("import", str(archive))
         if done.returncode != 0:
             raise ClusterError(f"{archive.name} is no image that containerd takes:\n{done.stderr[-2000:]}")
 
@@ -179,6 +181,11 @@ class Cluster:
         self._start("policies", node.policies(self.state), bound)
 
     # -- inside
+
+    def _images(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        address = ("--address", str(self.state / node.CONTAINERD_SOCKET), "--namespace", "k8s.io")
+        command = ["ctr", *address, "images", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=False)
 
     def _hold(self) -> None:
         """Held until `stop`, or until this process ends however it does."""

@@ -25,6 +25,17 @@ def write_images(folder: Path, coredns: Path) -> list[Path]:
     return [pause, busybox, dns]
 
 
+def reference_and_digest(archive: Path) -> tuple[str, str] | None:
+    """Of the image in an OCI archive; None for another kind of archive."""
+    with tarfile.open(archive) as opened:
+        if "index.json" not in opened.getnames():
+            return None
+        index = opened.extractfile("index.json")
+        assert index is not None
+        (image,) = json.load(index)["manifests"]
+    return image["annotations"]["org.opencontainers.image.ref.name"], image["digest"]
+
+
 def _write(
     target: Path, name: str, command: Sequence[str], files: Mapping[str, Path], applets: Sequence[str] = ()
 ) -> None:
