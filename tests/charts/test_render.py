@@ -387,6 +387,12 @@ def test_images_by_registry_tag_and_digest() -> None:
     assert pod("defaults", "gateway")["spec"]["containers"][0]["image"] == f"loraplane/gateway:{version}"
 
 
+def test_gateways_that_are_not_ready_hold_up_no_drain() -> None:
+    """All of them are so while Postgres is away for long."""
+    (budget,) = of("defaults", "PodDisruptionBudget")
+    assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
 def test_autoscaling_leaves_the_replicas_to_it() -> None:
     scaler, gateway = of("guarded", "HorizontalPodAutoscaler")[0], of("guarded", "Deployment", "gateway")[0]
     assert scaler["spec"]["scaleTargetRef"]["name"] == gateway["metadata"]["name"]

@@ -101,8 +101,10 @@ def test_endpoints_are_ready_only_when_their_pods_are() -> None:
 
 
 def test_a_drained_node_takes_one_replica_at_a_time() -> None:
+    """And one that is not ready at any time: else a pool that cannot start would hold up every drain."""
     spec = made()["PodDisruptionBudget"]["spec"]
     assert spec["maxUnavailable"] == 1
+    assert spec["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     assert spec["selector"]["matchLabels"] == made()["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
 
 

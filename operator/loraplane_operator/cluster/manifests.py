@@ -168,12 +168,18 @@ def _service_metadata(spec: WorkloadSpec) -> dict[str, Any]:
 
 
 def _budget(spec: WorkloadSpec) -> dict[str, Any]:
-    """A drained node takes one replica at a time, also where one is down already for another reason."""
+    """A drained node takes one replica at a time, also where one is down already for another reason. One that is not
+    ready holds no node up: where none is, all nodes would wait for them.
+    """
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": _metadata(spec, spec.pool.name),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _labels(spec)}},
+        "spec": {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": _labels(spec)},
+        },
     }
 
 
