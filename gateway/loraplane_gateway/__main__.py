@@ -96,6 +96,7 @@ def _refused(command: str, why: str, status: int = 2) -> int:
 def _registry(arguments: argparse.Namespace) -> int:
     from pydantic import ValidationError
 
+    from loraplane_gateway.problems import problems
     from loraplane_gateway.registry.main import run
     from loraplane_gateway.secret_files import secret_files
     from loraplane_gateway.settings import RegistrySettings
@@ -105,9 +106,8 @@ def _registry(arguments: argparse.Namespace) -> int:
     try:
         settings = RegistrySettings(**secret_files(), **given)
     except ValidationError as error:
-        for problem in error.errors(include_input=False, include_url=False):
-            name = "".join(f"LORAPLANE_{str(part).upper()}: " for part in problem["loc"])
-            _refused("registry", f"{name}{problem['msg']}")
+        for problem in problems(error):
+            _refused("registry", problem)
         return 2
     return run(settings)
 

@@ -90,3 +90,15 @@ def test_owner_url_comes_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "owner-url").write_text(URL + "\n")
     assert main(["migrate", "--owner-url-file", str(tmp_path / "owner-url")]) == 0
     assert seen == [URL]
+
+
+def test_settings_that_are_refused_are_told_a_line_each_without_what_was_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LORAPLANE_DATABASE_URL", "mysql://u:hidden@db/x")
+    monkeypatch.setenv("LORAPLANE_MAX_IN_FLIGHT", "many-hidden")
+    assert main(["data"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("loraplane-gateway data: ") for line in lines)
+    assert any("LORAPLANE_MAX_IN_FLIGHT: Input should be a valid integer" in line for line in lines)
+    assert "hidden" not in "".join(lines)

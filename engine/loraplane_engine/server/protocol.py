@@ -189,8 +189,10 @@ class RequestReader:
 def _messages(value: Any) -> list[Message]:
     if value is None:
         raise InvalidParameter("`messages` is required", param="messages")
-    if not isinstance(value, list) or not value:
-        raise wrong("messages", "a list of at least one message", value)
+    if value == []:
+        raise InvalidParameter("`messages` is empty; at least one message is needed", param="messages")
+    if not isinstance(value, list):
+        raise wrong("messages", "a list of messages", value)
     return [_message(f"messages[{index}]", each) for index, each in enumerate(value)]
 
 

@@ -16,6 +16,7 @@ from loraplane_core.files import write_ports
 from loraplane_core.listener import HeadDeadline
 from loraplane_gateway.data.app import App, running
 from loraplane_gateway.data.settings import DataSettings
+from loraplane_gateway.problems import problems
 from loraplane_gateway.secret_files import secret_files
 
 log = logging.getLogger("loraplane.data")
@@ -44,7 +45,8 @@ def run() -> int:
     try:
         settings = DataSettings(**secret_files())  # and from the environment
     except ValidationError as error:
-        print(f"loraplane-gateway data: {error}", file=sys.stderr)  # noqa: T201
+        for problem in problems(error):
+            print(f"loraplane-gateway data: {problem}", file=sys.stderr)  # noqa: T201
         return 2
     try:
         asyncio.run(serve(settings))
