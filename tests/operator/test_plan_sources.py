@@ -7,8 +7,8 @@ from loraplane_operator.actions import Register
 from loraplane_operator.plan import plan
 from loraplane_operator.plan.adapters import AGAIN_SECONDS, FEED_LAG_SECONDS
 from loraplane_operator.words import World
-from tests.operator.plans import condition, of, status
-from tests.operator.worlds import entry, pool, registry, version, world
+from tests.operator.plans import condition, failed, of, status
+from tests.operator.worlds import adapter, entry, pool, registry, version, world
 
 
 def restarted(source_hash: str, number: int, *versions: Version, claim: str = "uid-pirate") -> World:
@@ -64,12 +64,19 @@ def test_source_that_could_not_be_read_is_tried_again_now_and_then_o4() -> None:
     assert not of(Register, seen)
     assert condition(seen, "Ready") == ("False", "SourceUnavailable")
     ready = next(each for each in status(seen)["conditions"] if each["type"] == "Ready")
-    assert ready["message"] == "no answer; asked for again every minute"
+    assert ready["message"] == "no answer; tried again every minute"
     assert plan(seen).due_at == seen.now + 1
     (register,) = of(Register, given_up("source_unavailable", asked=AGAIN_SECONDS))
     assert register.request.known_only
     assert of(Register, given_up("source_unavailable", asked=None))
     assert not of(Register, given_up("digest_mismatch", asked=None))  # these bytes stay what they are
+
+
+def test_registering_that_may_come_right_says_that_it_is_tried_again() -> None:
+    seen = world(adapters=(adapter(source_hash="h2"),))
+    for code, told in (("source_not_found", "no; tried again every minute"), ("source_not_allowed", "no")):
+        ready = next(each for each in status(failed(seen, Register, code))["conditions"] if each["type"] == "Ready")
+        assert ready["message"] == told
 
 
 def test_rank_refused_before_there_is_a_digest_names_a_pool_that_fits_o14() -> None:

@@ -135,6 +135,9 @@ def _read(status: int, data: bytes) -> dict[str, Any]:
         body = msgspec.json.decode(data)
     except msgspec.DecodeError:
         body = None
+        if status == 404:  # in plain text: of a path that it does not serve, not of an object
+            told = "the API server serves no such resource; are the CRDs there (charts/loraplane/crds)?"
+            raise NotFound(told) from None
     if status >= 400 or not isinstance(body, dict):
         raise _refusal(status, str(body.get("message", "")) if isinstance(body, dict) else "")
     return body

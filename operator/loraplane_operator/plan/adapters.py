@@ -50,6 +50,7 @@ from loraplane_operator.words import AdapterObject, World
 FEED_LAG_SECONDS = 5.0
 #: Between two tries of a source that the registry has given up on.
 AGAIN_SECONDS = 60.0
+AGAIN = "; tried again every minute"
 
 
 @dataclass
@@ -216,6 +217,7 @@ def _register(world: World, obj: AdapterObject, findings: Findings, *, known_onl
     if failure is None:
         return Verdict("Ingested", "False", Reason.PROGRESSING, "registering the source")
     change = "; change spec.source to register another" if failure.reason == Reason.ADAPTER_WITHDRAWN else ""
+    change = AGAIN if failure.code in PASSING_REJECTIONS else change
     return Verdict("Ingested", "False", failure.reason, failure.message + change)
 
 
@@ -276,7 +278,7 @@ def _validate(world: World, obj: AdapterObject, findings: Findings) -> None:
 def _rejection(world: World, obj: AdapterObject, version: Version) -> tuple[str, str]:
     reason, pool = reason_for(version.reason or "artifact_rejected"), world.pools.get(obj.pool)
     if version.reason in PASSING_REJECTIONS:
-        return reason, f"{version.message}; asked for again every minute"
+        return reason, version.message + AGAIN
     if reason != Reason.RANK_TOO_HIGH or pool is None:
         return reason, version.message
     rank = version.rank or pool.max_rank + 1  # a rejected artifact's rank is told in words only
