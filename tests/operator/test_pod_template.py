@@ -114,6 +114,10 @@ REFUSED = [
     ("privilege", pod(securityContext={"seccompProfile": None})),
     ("privilege", pod(securityContext={"seccompProfile": {"type": None}})),
     ("privilege", security(readOnlyRootFilesystem=False)),
+    (
+        "privilege",
+        {"metadata": {"annotations": {"container.apparmor.security.beta.kubernetes.io/engine": "unconfined"}}},
+    ),
     ("privilege", security(readOnlyRootFilesystem=None)),
     ("host-namespaces", engine(readinessProbe={"httpGet": {"host": "10.0.0.1"}})),
     ("host-namespaces", engine(lifecycle={"preStop": {"tcpSocket": {"host": "10.0.0.1", "port": 22}}})),
@@ -147,6 +151,7 @@ def test_what_needs_an_allowance_is_refused_without_it(allowance: str, patch: di
         {"spec": {"containers": None}},
         {"kind": "Pod"},
         {"metadata": {"ownerReferences": []}},
+        {"metadata": {"labels": {"app.kubernetes.io/component": "gateway"}}},
         [],
         {"spec": []},
         {"metadata": []},

@@ -29,6 +29,9 @@ _PLAIN_VOLUMES = frozenset({"configMap", "downwardAPI", "emptyDir", "ephemeral",
 _PLAIN_SOURCES = frozenset({"configMap", "downwardAPI"})
 _TOP = frozenset({"metadata", "spec"})
 _META = frozenset({"labels", "annotations"})
+#: By these the release's own Services and NetworkPolicies find their pods: with them an engine would be given a
+#: gateway's requests, and reach what a gateway may.
+_SELECTED_BY = frozenset(f"app.kubernetes.io/{name}" for name in ("name", "instance", "component"))
 
 
 def merged(template: Mapping[str, Any], patch_json: str, allowed: frozenset[str]) -> dict[str, Any]:
@@ -41,11 +44,14 @@ def merged(template: Mapping[str, Any], patch_json: str, allowed: frozenset[str]
         raise InvalidParameter("spec.podTemplate must be an object", param="spec.podTemplate")
     if unknown := sorted(patch.keys() - _TOP) or sorted(_mapping(patch, "metadata").keys() - _META):
         raise _refused(f"`{unknown[0]}`: only metadata.labels, metadata.annotations and spec may be set")
+    if taken := sorted(_mapping(_mapping(patch, "metadata"), "labels").keys() & _SELECTED_BY):
+        raise _refused(f"metadata.labels[{taken[0]}] may not be set: Services and NetworkPolicies go by it")
     result: dict[str, Any] = _merge(template, patch)
     metadata = dict(_mapping(result, "metadata"))
     own = _mapping(template, "metadata")
     result["metadata"] = {**metadata, **{name: {**_mapping(metadata, name), **_mapping(own, name)} for name in _META}}
-    problems = [text for needed, text in _asked(_mapping(result, "spec"), template["spec"]) if needed not in allowed]
+    asked = [*_annotated(result["metadata"]["annotations"]), *_asked(_mapping(result, "spec"), template["spec"])]
+    problems = [text for needed, text in asked if needed not in allowed]
     if problems:
         raise _refused("; ".join(problems))
     return result
@@ -121,6 +127,13 @@ def _asked(spec: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[tuple[st
             yield from _asked_hosts(where, container)
             if group == "containers" and _name(container) in names:
                 yield from _engine(where, container)
+
+
+def _annotated(annotations: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The older form of a container's AppArmor profile."""
+    for name, value in annotations.items():
+        if name.startswith("container.apparmor.security.beta.kubernetes.io/") and value == "unconfined":
+            yield "privilege", f"metadata.annotations[{name}] may not be unconfined"
 
 
 def _volumes(spec: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
