@@ -9,6 +9,7 @@ import pytest
 import yaml
 from pydantic_settings import BaseSettings
 
+from loraplane_core.resources.pool import POOL_NAME_MAX
 from loraplane_gateway.data.settings import DataSettings
 from loraplane_gateway.settings import RegistrySettings
 from tests.charts.helm import CHART, SETS, HelmFailed, helm, template
@@ -79,6 +80,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"pools.namespaces": ["Team_A"]}, "at '/pools/namespaces/0': 'Team_A' does not match pattern"),
     ({"pools.namespaces": ["a", "a"]}, "at '/pools/namespaces': items at 0 and 1 are equal"),
     ({"pools.objects": [{"name": "smol"}]}, "at '/pools/objects/0': missing property 'spec'"),
+    (
+        {"pools.objects": [{"name": "p" * (POOL_NAME_MAX + 1), "spec": {}}]},
+        f"at '/pools/objects/0/name': maxLength: got {POOL_NAME_MAX + 1}, want {POOL_NAME_MAX}",
+    ),
     ({"registry.workers": 0}, "at '/registry/workers': minimum: got 0, want 1"),
     ({"models.accessModes": ["ReadWrite"]}, "at '/models/accessModes/0': value must be one of"),
     ({"models.claim": ""}, "at '/models/claim'"),
