@@ -58,6 +58,12 @@ def test_the_user_is_a_number_that_is_not_root(image: Image) -> None:
     assert settings(image, "USER") == ["65532:65532"]
 
 
+@pytest.mark.parametrize("image", IMAGES.values(), ids=IMAGES)
+def test_no_program_runs_as_somebody_else(image: Image) -> None:
+    """The base brings su, mount and the like; the chart's pods forbid it, too, but an image may run elsewhere."""
+    assert any("-perm /6000 -exec chmod a-s" in run for run in settings(image, "RUN"))
+
+
 @pytest.mark.parametrize("name", sorted(OURS))
 def test_one_of_ours_holds_its_own_packages_hash_checked_and_its_own_component(name: str) -> None:
     image = FOLDERS[name]
