@@ -100,6 +100,11 @@ def waiting(reason: str, message: str = "", **last: Any) -> dict[str, Any]:
     return {"containerStatuses": [{"restartCount": 1, "state": state, "lastState": last}]}
 
 
+def running_after(code: int, *, ready: bool) -> dict[str, Any]:
+    last = {"terminated": {"exitCode": code, "message": "no model"}}
+    return {"containerStatuses": [{"restartCount": 1, "ready": ready, "state": {"running": {}}, "lastState": last}]}
+
+
 @pytest.mark.parametrize(
     ("status", "told"),
     [
@@ -122,6 +127,9 @@ def waiting(reason: str, message: str = "", **last: Any) -> dict[str, Any]:
             {"containerStatuses": [{"restartCount": 0, "state": {"terminated": {"reason": "Error", "exitCode": 2}}}]},
             "Error: exit code 2",
         ),
+        (running_after(2, ready=False), "started again after Error: exit code 2, no model"),
+        (running_after(2, ready=True), ""),
+        (running_after(0, ready=False), ""),
         (
             {"containerStatuses": [{"state": {"terminated": {"exitCode": 1, "message": "x" * 5000}}}]},
             f"Error: exit code 1, {'x' * LAST_LINE_MAX}",

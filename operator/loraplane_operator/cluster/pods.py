@@ -99,6 +99,7 @@ def _controller(metadata: Mapping[str, Any]) -> str:
 
 def _trouble(conditions: Mapping[str, Mapping[str, Any]], containers: Iterable[Mapping[str, Any]]) -> str:
     """Why a pod does not run, when that is not simply its start."""
+    started_again = ""
     for each in containers:
         state = each.get("state") or {}
         waiting = state.get("waiting") or {}
@@ -107,10 +108,13 @@ def _trouble(conditions: Mapping[str, Mapping[str, Any]], containers: Iterable[M
         ended = state.get("terminated") or {}
         if ended.get("exitCode"):
             return f"{ended.get('reason') or 'Error'}: {_ending(ended)}"
+        before = (each.get("lastState") or {}).get("terminated") or {}
+        if before.get("exitCode") and not each.get("ready"):  # between two crashes it is no healthy one
+            started_again = f"started again after {before.get('reason') or 'Error'}: {_ending(before)}"
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return f"{scheduled.get('reason') or 'Unschedulable'}: {scheduled.get('message', '')}"
-    return ""
+    return started_again
 
 
 def _told(reason: str, message: str, last: Mapping[str, Any]) -> str:
