@@ -20,6 +20,8 @@ from tests.cluster.node.processes import kill, restarts
 from tests.cluster.services import until
 
 pytestmark = pytest.mark.timeout(400)
+#: Requests a second: what two engines on two cores answer at ease while a third one starts beside them.
+RATE = 1.5
 #: An engine on two cores that others keep busy, from nothing to Ready.
 START_SECONDS = 120.0
 GONE_SECONDS = 90.0
@@ -78,7 +80,7 @@ def _held_since(installed: Installation, since: float) -> bool:
 def test_an_engine_that_is_deleted_ends_its_streams_and_its_adapters_come_back(served: Served) -> None:
     installed, name = served.installed, f"{POOL}-{HOME}"
     before = installed.engines()[name]["metadata"]["uid"]
-    with steady(served, asked=BUSY) as load:
+    with steady(served, rate=RATE, asked=BUSY) as load:
         stream = load.flow(HOME)
         lost = time.time()
         installed.kubectl("delete", "pod", name, "-n", POOL_NAMESPACE, "--wait=false")
@@ -97,7 +99,7 @@ def test_an_engine_that_is_deleted_ends_its_streams_and_its_adapters_come_back(s
 def test_an_engine_that_is_killed_costs_only_streams_that_had_begun(served: Served) -> None:
     installed, name = served.installed, f"{POOL}-{HOME}"
     pod = installed.engines()[name]
-    with steady(served, asked=BUSY) as load:
+    with steady(served, rate=RATE, asked=BUSY) as load:
         asked = [load.ask(Answer(tenant, model, streamed=False, pooled=True), LONG) for tenant, model in BUSY]
         stream = load.flow(HOME)
         lost, killed = time.time(), time.monotonic()
@@ -117,7 +119,7 @@ def test_an_engine_that_is_killed_costs_only_streams_that_had_begun(served: Serv
 def test_a_pool_grows_and_shrinks_and_nothing_fails(served: Served) -> None:
     """Its adapters' home leaves while a stream flows from it; they are warm on the other before, so none is cold."""
     installed = served.installed
-    with steady(served) as load:
+    with steady(served, rate=RATE) as load:
         scale(installed, 3)
         until_engines(installed, 3)
         stream = load.flow(HOME)
@@ -150,7 +152,7 @@ def scale(installed: Installation, replicas: int) -> None:
 def test_an_adapter_that_is_deleted_lets_its_streams_end_and_is_unknown_and_unloaded_then(served: Served) -> None:
     installed = served.installed
     try:
-        with steady(served) as load:
+        with steady(served, rate=RATE) as load:
             stream = load.flow(HOME)
             name = stream.model
             path = f"{ADAPTERS.format(namespace=POOL_NAMESPACE)}/{name}"
