@@ -25,8 +25,8 @@ POD_SECONDS = 30.0
 FORCE_SECONDS = 5.0
 EXEC_SECONDS = 20.0
 HTTP, OTHER = 8080, 9090
-#: ADDRESS PORT: open when something answers there, shut when nothing does within a second.
-ASK = "printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 1 {} {} 2>&1 | grep -q HTTP && echo open || echo shut"
+#: ADDRESS PORT: open when something answers there, shut when nothing does within 2 s.
+ASK = "printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 2 {} {} 2>&1 | grep -q HTTP && echo open || echo shut"
 #: Answers a request that is made on it when the file is there, and says so.
 LATER = "(until test -e /tmp/go; do sleep 0.1; done; printf 'GET / HTTP/1.0\\r\\n\\r\\n') | nc {} {} >/tmp/answer"
 DNS = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}
@@ -180,7 +180,7 @@ def test_a_pod_gets_out_only_where_a_policy_lets_it(bench: Bench) -> None:
 
 
 def test_names_are_resolved_where_only_dns_is_let_out(bench: Bench) -> None:
-    asking = f"busybox timeout 1 nslookup server.{bench.namespace}.svc.cluster.local {DNS_ADDRESS} && echo found; true"
+    asking = f"busybox timeout 2 nslookup server.{bench.namespace}.svc.cluster.local {DNS_ADDRESS} && echo found; true"
     bench.policy("out", podSelector=app("friend"), policyTypes=["Egress"])
     assert "found" not in bench.run("friend", asking)
     ports = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
