@@ -10,7 +10,7 @@ from typing import Literal
 from tests.cluster.tool import Cluster
 
 #: Until what is dropped is given up: two tries of a connection.
-PROBE_SECONDS = 1.6
+PROBE_SECONDS = 2.5
 EXEC_SECONDS = 30.0
 #: Connects to the targets in its argument; prints for each "open", "shut" when nothing came back, or the error.
 PYTHON = """
