@@ -11,7 +11,7 @@ from typing import Protocol
 
 from loraplane_core.errors import Unavailable
 from loraplane_gateway.data.auth import Authenticator
-from loraplane_gateway.db.engine import AWAY, LOST, named
+from loraplane_gateway.db.engine import AWAY, LOST, is_unmigrated, named
 from loraplane_gateway.db.serving import Snapshot, Update, listening
 
 log = logging.getLogger(__name__)
@@ -81,23 +81,21 @@ class Registry:
 
     async def run(self) -> None:
         """Follows Postgres until cancelled."""
-        away = False
+        away = ""  # why; told when it changes
         while True:
             try:
                 async with listening(self._database_url) as changes:
                     await self._load()
                     if away:
                         log.info("the registry can be read again")
-                        away = False
+                        away = ""
                     while True:
                         await changes.wait(POLL_SECONDS)
                         started = self._clock()
                         if await self._sync():
                             await asyncio.sleep(min(GATHER_MAX_SECONDS, GATHER_FACTOR * (self._clock() - started)))
-            except LOST as error:
-                if not away:  # transitions only
-                    log.warning("the registry cannot be read: %s", named(error))
-                away = True
+            except Exception as error:
+                away = _told(error, away)
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _load(self) -> None:
@@ -129,3 +127,16 @@ class Registry:
             self._authenticator.drop_keys(update.keys)
         self._authenticator.drop_tenants(gone)
         self._snapshot = update.snapshot
+
+
+def _told(error: Exception, before: str) -> str:
+    """Raises what is a defect. Of a new installation the gateways are there before the tables are."""
+    if is_unmigrated(error):
+        away = "its tables are not there yet; `loraplane-gateway migrate` makes them"
+    elif isinstance(error, LOST):
+        away = named(error)
+    else:
+        raise error
+    if away != before:
+        log.warning("the registry cannot be read: %s", away)
+    return away

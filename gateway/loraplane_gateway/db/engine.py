@@ -28,6 +28,11 @@ AWAY: tuple[type[Exception], ...] = (
 LOST: tuple[type[Exception], ...] = (*AWAY, OSError)
 
 
+def is_unmigrated(error: BaseException) -> bool:
+    """Whether the statement failed since the migrations of this release have not run yet."""
+    return isinstance(getattr(error, "orig", error), psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn)
+
+
 def named(error: BaseException) -> str:
     """The driver's name of a database error, for logs: its text may hold values."""
     return type(getattr(error, "orig", None) or error).__name__

@@ -122,7 +122,7 @@ def test_a_missing_setting_ends_the_process_with_status_2_and_its_name(place: Pl
     with _process(environment) as process:
         _, errors = process.communicate(timeout=30)
         assert process.returncode == 2
-        assert b"data_key_file" in errors and b"Traceback" not in errors
+        assert b"LORAPLANE_DATA_KEY_FILE" in errors and b"Traceback" not in errors
 
 
 async def test_it_is_not_ready_before_it_knows_where_engines_are(

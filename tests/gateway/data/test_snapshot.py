@@ -201,6 +201,33 @@ async def test_a_lone_change_is_seen_at_once_and_a_burst_with_few_looks(own_worl
         await engine.dispose()
 
 
+async def test_a_gateway_that_is_there_before_the_tables_are_says_so_once_and_goes_on(
+    own_world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = create_engine(own_world.url, application="test", pool_size=2)
+    repository = Counted(ServingRepository(session_maker(engine)))
+    authenticator = Authenticator(repository.inner, b"p" * 32, ttl=20, limit=900)
+    registry = Registry(repository, authenticator, own_world.url, limit=900)
+    renamed = "ALTER TABLE {} RENAME TO {}"
+    with psycopg.connect(own_world.database.owner_url, autocommit=True) as owner:
+        owner.execute(renamed.format("changes", "unmade"))
+        following = asyncio.create_task(registry.run())
+        try:
+            await until(lambda: repository.loads >= 3)
+            told = [record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()]
+            assert len(told) == 1
+            assert "loraplane-gateway migrate" in told[0]
+        finally:
+            owner.execute(renamed.format("unmade", "changes"))
+        try:
+            await until(lambda: registry.is_loaded)
+        finally:
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await following
+            await engine.dispose()
+
+
 def _serves(registry: Registry, version: int) -> bool:
     return registry.current().adapters["acme", "pirate"].versions[0].id.version == version
 
