@@ -66,7 +66,8 @@ class _Refused(Exception):
     def elsewhere(self) -> bool:
         # 401 and 403 are between the gateway and the engine, and never the client's to see.
         # The artifact's source is one for all replicas, so nobody else would get it either.
-        return self.status in (401, 403) or (self.status == 503 and self.code != ArtifactUnavailable.code)
+        # 410 of a version that was resolved again: it is served, and only that engine has yet to learn it.
+        return self.status in (401, 403, 410) or (self.status == 503 and self.code != ArtifactUnavailable.code)
 
 
 @dataclass(slots=True)
@@ -120,7 +121,7 @@ class Proxy:
                     attempts.resolved_again = True
                     attempts.tried.clear()
                     outcome.target = await resolve_again()
-                elif refused.elsewhere or refused.status == 410:  # it is served again, and that one has yet to learn it
+                elif refused.elsewhere:
                     attempts.refused = refused
                     attempts.route_by = 0.0  # it did answer: ask another one that is there, but wait for none
                     if not self._may_retry(attempts, refused.code or str(refused.status)):

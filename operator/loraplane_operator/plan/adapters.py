@@ -50,6 +50,7 @@ from loraplane_operator.words import AdapterObject, World
 FEED_LAG_SECONDS = 5.0
 #: Between two tries of a source that the registry has given up on.
 AGAIN_SECONDS = 60.0
+#: What messages say of it.
 AGAIN = "; tried again every minute"
 
 
@@ -216,9 +217,13 @@ def _register(world: World, obj: AdapterObject, findings: Findings, *, known_onl
     failure = world.failure(register)
     if failure is None:
         return Verdict("Ingested", "False", Reason.PROGRESSING, "registering the source")
-    change = "; change spec.source to register another" if failure.reason == Reason.ADAPTER_WITHDRAWN else ""
-    change = AGAIN if failure.code in PASSING_REJECTIONS else change
-    return Verdict("Ingested", "False", failure.reason, failure.message + change)
+    if failure.code in PASSING_REJECTIONS:
+        advice = AGAIN
+    elif failure.reason == Reason.ADAPTER_WITHDRAWN:
+        advice = "; change spec.source to register another"
+    else:
+        advice = ""
+    return Verdict("Ingested", "False", failure.reason, failure.message + advice)
 
 
 def _told_source(world: World, obj: AdapterObject) -> str:

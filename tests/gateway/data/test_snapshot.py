@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import psycopg
@@ -174,13 +174,25 @@ class Counted:
         return found
 
 
-async def test_a_lone_change_is_seen_at_once_and_a_burst_with_few_looks(own_world: World) -> None:
+@contextlib.asynccontextmanager
+async def following(own_world: World) -> AsyncIterator[tuple[Registry, Counted]]:
+    """A registry that follows Postgres, and what counts its looks."""
     engine = create_engine(own_world.url, application="test", pool_size=2)
     repository = Counted(ServingRepository(session_maker(engine)))
     authenticator = Authenticator(repository.inner, b"p" * 32, ttl=20, limit=900)
     registry = Registry(repository, authenticator, own_world.url, limit=900)
-    following = asyncio.create_task(registry.run())
+    running = asyncio.create_task(registry.run())
     try:
+        yield registry, repository
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        await engine.dispose()
+
+
+async def test_a_lone_change_is_seen_at_once_and_a_burst_with_few_looks(own_world: World) -> None:
+    async with following(own_world) as (registry, repository):
         await until(lambda: registry.is_loaded)
         async with asyncio.timeout(0.5):  # a look every second would be later on average
             await asyncio.to_thread(activate, own_world.database, "acme", "pirate", 2)
@@ -194,38 +206,23 @@ async def test_a_lone_change_is_seen_at_once_and_a_burst_with_few_looks(own_worl
                 await asyncio.sleep(0.005)
         await until(lambda: registry.current().adapters["acme", "pirate"].warm_replicas == 61, 2)
         assert repository.looks <= 8, repository.looks
-    finally:
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
-        await engine.dispose()
 
 
-async def test_a_gateway_that_is_there_before_the_tables_are_says_so_once_and_goes_on(
+async def test_a_gateway_that_is_there_before_the_tables_says_so_once_and_goes_on(
     own_world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = create_engine(own_world.url, application="test", pool_size=2)
-    repository = Counted(ServingRepository(session_maker(engine)))
-    authenticator = Authenticator(repository.inner, b"p" * 32, ttl=20, limit=900)
-    registry = Registry(repository, authenticator, own_world.url, limit=900)
     renamed = "ALTER TABLE {} RENAME TO {}"
     with psycopg.connect(own_world.database.owner_url, autocommit=True) as owner:
         owner.execute(renamed.format("changes", "unmade"))
-        following = asyncio.create_task(registry.run())
-        try:
-            await until(lambda: repository.loads >= 3)
-            told = [record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()]
-            assert len(told) == 1
-            assert "loraplane-gateway migrate" in told[0]
-        finally:
-            owner.execute(renamed.format("unmade", "changes"))
-        try:
+        async with following(own_world) as (registry, repository):
+            try:
+                await until(lambda: repository.loads >= 3)
+                told = [record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()]
+                assert len(told) == 1
+                assert "loraplane-gateway migrate" in told[0]
+            finally:
+                owner.execute(renamed.format("unmade", "changes"))
             await until(lambda: registry.is_loaded)
-        finally:
-            following.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await following
-            await engine.dispose()
 
 
 def _serves(registry: Registry, version: int) -> bool:
